@@ -1,0 +1,89 @@
+# Every target sets up what it needs; `make help` lists them.
+#   make release                                      the embedded tiny model
+#   make release CONFIG=config/gemma-4-e2b.yaml       another model
+#   make release JOBS=4 SNAKEMAKE_FLAGS=--dry-run     four cores instead of all, extra flags
+
+PYTHON ?= python3
+JOBS ?= all
+CONFIG ?=
+SNAKEMAKE_FLAGS ?=
+
+ENV := .venv
+PINS := envs/requirements.txt
+STATE := $(ENV)/pins.state
+RUN := PATH="$(CURDIR)/$(ENV)/bin:$$PATH" "$(CURDIR)/$(ENV)/bin/python"
+SNAKEMAKE := $(RUN) -m snakemake --cores $(JOBS)
+
+.DEFAULT_GOAL := help
+.PHONY: help release test test-unit lint clean environment check-host
+
+help:
+	@echo "make release      build and gate the release folders [CONFIG=config/NAME.yaml]"
+	@echo "make test         all tests"
+	@echo "make test-unit    the tests that take seconds"
+	@echo "make lint         ruff, snakefmt, snakemake --lint"
+	@echo "make doctor       what works on this host and what will not"
+	@echo "make environment  the pinned packages in $(ENV)"
+	@echo "make clean        delete everything built (results/) and all caches; $(ENV) stays"
+
+release: environment
+	@$(SNAKEMAKE) release $(if $(CONFIG),--configfile "$(CONFIG)") $(SNAKEMAKE_FLAGS)
+
+test: environment
+	@$(RUN) -m pytest
+
+test-unit: environment
+	@$(RUN) -m pytest -m "not end_to_end"
+
+lint: environment
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m snakefmt --check Snakefile rules
+	@$(SNAKEMAKE) --lint
+
+.PHONY: doctor
+doctor: environment
+	@$(RUN) -m workflow_scripts doctor
+
+clean:
+	rm -rf results .snakemake .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path "./$(ENV)/*" -prune -exec rm -rf {} +
+
+# The state file holds the digest of the pins once they are installed, and `installing PID` until then: so an
+# install that was killed is started afresh, a second make waits for no half environment, and new pins are laid
+# over a whole environment, which takes seconds.
+environment: check-host
+	@pins=$$("$(PYTHON)" -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' $(PINS)); \
+	state=$$(cat $(STATE) 2>/dev/null || true); \
+	if [ "$$state" = "$$pins" ]; then exit 0; fi; \
+	case "$$state" in "installing "*) \
+		if kill -0 "$${state#installing }" 2>/dev/null; then \
+			echo "error: another make (process $${state#installing }) is installing $(ENV); wait for it" >&2; exit 1; \
+		fi; \
+		rm -rf $(ENV);; \
+	esac; \
+	if ! $(ENV)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then rm -rf $(ENV); fi; \
+	mkdir -p $(ENV); \
+	echo "installing $$$$" > $(STATE); \
+	echo "installing the pinned packages into $(ENV) (one to three minutes, once)" >&2; \
+	{ [ -x $(ENV)/bin/python ] || "$(PYTHON)" -m venv $(ENV); } \
+	&& $(ENV)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -r $(PINS) \
+	&& echo "$$pins" > $(STATE)
+
+check-host:
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null || { \
+		echo "error: $(PYTHON) is not Python 3.11 to 3.14. Install one (macOS: brew install python@3.13; Debian, Ubuntu: apt install python3 python3-venv) and name it: make ... PYTHON=python3.13" >&2; exit 1; }
+	@for compiler in "$$CXX" c++ g++ clang++; do \
+		[ -n "$$compiler" ] && command -v "$$compiler" >/dev/null && exit 0; \
+	done; \
+	echo "error: no C++ compiler (c++, g++, clang++). Install one: macOS: xcode-select --install; Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++" >&2; exit 1
+
+# Generated, so that `snakemake --sdm conda` gets the same pins: Snakemake copies the file elsewhere, where a
+# reference to requirements.txt would not resolve.
+envs/pipeline.yaml: $(PINS)
+	@{ \
+		echo "# Generated from requirements.txt by \`make envs/pipeline.yaml\`; edit that file."; \
+		printf 'channels:\n  - conda-forge\n  - nodefaults\ndependencies:\n'; \
+		printf '  - python=3.11\n  - cxx-compiler\n  - pip\n  - pip:\n'; \
+		sed -n 's/^\([A-Za-z0-9].*==.*\)$$/      - \1/p' $(PINS); \
+	} > $@

@@ -1,0 +1,53 @@
+# Gemma 4 checkpoint -> verified Core AI release folders.
+#
+# Path grammar:  results/<model>/<stage>/<artifact>                 a result: a folder (a bundle is one, too)
+#                results/<model>/<stage>/<artifact>.manifest.json   its manifest: what the rules track
+#                results/<model>/gates/<gate>/<target>              the verdict of a gate over a target
+#                results/<model>/release                            what people download
+#                results/<model>/{logs,benchmarks}/<stage>/...      one file per job
+#
+# Targets:       release (default), gates, bundles, and the folders' names such as `macos`
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: "config/config.yaml"
+
+
+include: "rules/common.smk"
+include: "rules/checkpoint.smk"
+include: "rules/oracle.smk"
+include: "rules/tables.smk"
+include: "rules/weights.smk"
+include: "rules/export.smk"
+include: "rules/gates.smk"
+include: "rules/release.smk"
+
+
+localrules:
+    release,
+    gates,
+    bundles,
+
+
+rule release:
+    default_target: True
+    input:
+        result("release"),
+    message:
+        f"release: {RESULTS}/release"
+
+
+rule gates:
+    input:
+        list(all_gates().values()),
+    message:
+        "gates: all passed"
+
+
+rule bundles:
+    input:
+        [result("bundles", name) for name in BUNDLES],
+    message:
+        f"bundles: {RESULTS}/bundles"

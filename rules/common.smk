@@ -1,0 +1,248 @@
+# Shared by all rules: the checked config, names of results, and how a stage is called.
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, workflow.basedir)
+
+from snakemake.exceptions import WorkflowError
+
+from workflow_scripts.closure import stage_sources
+from workflow_scripts.config import load_config
+from workflow_scripts.errors import UserError
+
+# Jobs run the Python that runs Snakemake and find the package from any working directory.
+os.environ["PATH"] = os.pathsep.join(
+    [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+)
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [workflow.basedir, os.environ.get("PYTHONPATH")])
+)
+
+try:
+    CONFIG = load_config(config)
+except UserError as problem:
+    raise WorkflowError(str(problem)) from None
+
+RESULTS = f"results/{CONFIG.model}"
+ARTIFACTS = {artifact.published: artifact for artifact in CONFIG.artifacts.values()}
+BUNDLES = {name: artifact for name, artifact in ARTIFACTS.items() if artifact.is_bundle}
+TABLES = next(
+    (name for name, artifact in ARTIFACTS.items() if artifact.form == "raw_tables"),
+    "gemma4_gather_raw",
+)
+STAGE = (
+    "python -m workflow_scripts stage {params.stage} --input {params.inputs:q} --params {params.json:q} "
+    "--output {output:q} --log {log:q}"
+)
+
+
+wildcard_constraints:
+    bundle="|".join(map(re.escape, BUNDLES)) or "-",
+    recipe="|".join(map(re.escape, CONFIG.recipes())) or "-",
+    folder="|".join(map(re.escape, CONFIG.folders)),
+
+
+def result(stage, artifact=None):
+    """Manifest of a result."""
+    return (
+        f"{RESULTS}/{stage}/{artifact}.manifest.json"
+        if artifact
+        else f"{RESULTS}/{stage}.manifest.json"
+    )
+
+
+def logs(stage, artifact):
+    """Log file of a job."""
+    return f"{RESULTS}/logs/{stage}/{artifact}.log"
+
+
+def times(stage, artifact):
+    """Benchmark file of a job."""
+    return f"{RESULTS}/benchmarks/{stage}/{artifact}.tsv"
+
+
+def code(stage):
+    """Source files of a stage, so that an edit reruns the jobs that can feel it and no other."""
+    return [os.path.relpath(path) for path in stage_sources(stage)]
+
+
+def named_inputs(wildcards, input):
+    """The job's inputs as NAME=PATH, without the source files."""
+    return [f"{name}={path}" for name, path in input.items() if name != "code"]
+
+
+def to_json(**values):
+    """Parameters of a stage on its command line."""
+    return json.dumps(values, sort_keys=True, ensure_ascii=False)
+
+
+def of_form(*forms):
+    """Wildcard constraint: published names of the bundles of some graph forms."""
+    return (
+        "|".join(
+            re.escape(name)
+            for name, artifact in BUNDLES.items()
+            if artifact.form in forms
+        )
+        or "-"
+    )
+
+
+def bundle_json(wildcards):
+    """Parameters of the stages that make or judge one bundle."""
+    artifact = BUNDLES[wildcards.bundle]
+    return to_json(form=artifact.form, compute=artifact.compute, context=CONFIG.context)
+
+
+def bundle_weights(wildcards):
+    """The weights a bundle is made of."""
+    return result("weights", BUNDLES[wildcards.bundle].recipe)
+
+
+def recipe_json(wildcards):
+    """Parameters of the stages that make or judge one weight recipe."""
+    return to_json(recipe=wildcards.recipe)
+
+
+def gate_json(wildcards):
+    """Parameters of the gates over a folder's dialogues."""
+    return to_json(gate=wildcards.gate)
+
+
+def checkpoint_source(wildcards):
+    """The files of a local checkpoint; a Hugging Face one is fetched by its stage."""
+    if CONFIG.checkpoint.repository:
+        return {}
+    folder = Path(CONFIG.checkpoint.source)
+    if not folder.is_dir():
+        raise WorkflowError(f"checkpoint.source: there is no folder {folder}")
+    return {"source": sorted(str(path) for path in folder.rglob("*") if path.is_file())}
+
+
+def local_source(wildcards):
+    """A local checkpoint as an input of its stage: the folder as a whole."""
+    return (
+        [] if CONFIG.checkpoint.repository else [f"source={CONFIG.checkpoint.source}"]
+    )
+
+
+def structure_evidence(wildcards):
+    """A bundle and what it was made of."""
+    artifact = BUNDLES[wildcards.bundle]
+    made_of = (
+        {"weights": result("weights", artifact.recipe)}
+        if artifact.recipe
+        else {"tables": result("tables", TABLES)}
+    )
+    return {
+        "bundle": result("bundles", wildcards.bundle),
+        "checkpoint": result("checkpoint", "text"),
+        **made_of,
+    }
+
+
+def numbers_evidence(wildcards):
+    """A bundle and the numbers it is compared with."""
+    artifact = BUNDLES[wildcards.bundle]
+    evidence = {
+        "bundle": result("bundles", wildcards.bundle),
+        "oracle": result("oracle", "dialogues"),
+    }
+    if artifact.recipe is None:
+        return evidence | {"tables": result("tables", TABLES)}
+    return evidence | {
+        "weights": result("weights", artifact.recipe),
+        "reference": result("reference", artifact.recipe),
+    }
+
+
+def published(key):
+    """Published name of an artifact key."""
+    return CONFIG.artifacts[key].published
+
+
+def package_contents(wildcards):
+    """Bundles by role, tables by number, and the checkpoint with the tokenizer's files."""
+    folder = CONFIG.folders[wildcards.folder]
+    return {
+        "checkpoint": result("checkpoint", "text"),
+        **{
+            f"bundle_{role}": result("bundles", published(key))
+            for role, key in folder.bundles.items()
+        },
+        **{
+            f"tables_{index}": result("tables", published(key))
+            for index, key in enumerate(folder.tables)
+        },
+    }
+
+
+def package_json(wildcards):
+    """Parameters of a release folder."""
+    folder = CONFIG.folders[wildcards.folder]
+    return to_json(
+        folder=folder.name,
+        driver=folder.driver,
+        bundles={role: published(key) for role, key in folder.bundles.items()},
+        tables=[published(key) for key in folder.tables],
+        tokenizer=folder.tokenizer,
+        context=CONFIG.context,
+    )
+
+
+def all_gates(
+    kinds=("structure", "numbers", "quantization", "tokens", "long_run", "chat")
+):
+    """`<gate>_<target>` -> manifest of its verdict, for the given kinds of gates."""
+    chats = [name for name, folder in CONFIG.folders.items() if folder.can_chat]
+    targets = {
+        "structure": list(BUNDLES),
+        "numbers": list(BUNDLES),
+        "quantization": CONFIG.recipes(),
+        "tokens": chats,
+        "long_run": chats,
+        "chat": chats,
+    }
+    return {
+        f"{kind}_{target}": result(f"gates/{kind}", target)
+        for kind in kinds
+        for target in targets[kind]
+    }
+
+
+def release_contents():
+    """Folders, required verdicts, weights and checkpoint of the release."""
+    return {
+        "checkpoint": result("checkpoint", "text"),
+        **{f"folder_{name}": result("package", name) for name in CONFIG.folders},
+        **{
+            f"weights_{recipe}": result("weights", recipe)
+            for recipe in CONFIG.recipes()
+        },
+        **{
+            f"gate_{name}": path
+            for name, path in all_gates(CONFIG.gates.required).items()
+        },
+    }
+
+
+def release_json():
+    """Parameters of the release."""
+    shipped = [
+        CONFIG.artifacts[key]
+        for folder in CONFIG.folders.values()
+        for key in folder.artifacts
+    ]
+    return to_json(
+        model=CONFIG.model,
+        slug=CONFIG.slug,
+        folders=list(CONFIG.folders),
+        required_gates=list(all_gates(CONFIG.gates.required)),
+        artifacts={
+            a.published: {"form": a.form, "recipe": a.recipe, "compute": a.compute}
+            for a in shipped
+        },
+    )

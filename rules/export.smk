@@ -1,0 +1,80 @@
+# One rule per authoring, so that an edit of one reruns no other.
+
+
+rule export_hostcache:
+    input:
+        weights=bundle_weights,
+        code=code("export_hostcache"),
+    output:
+        result("bundles", "{bundle}"),
+    log:
+        logs("bundles", "{bundle}"),
+    benchmark:
+        times("bundles", "{bundle}")
+    wildcard_constraints:
+        bundle=of_form("hostcache_core"),
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=2000,
+    params:
+        stage="export_hostcache",
+        inputs=named_inputs,
+        json=bundle_json,
+    message:
+        "export: {wildcards.bundle}"
+    shell:
+        STAGE
+
+
+rule export_head:
+    input:
+        weights=bundle_weights,
+        code=code("export_head"),
+    output:
+        result("bundles", "{bundle}"),
+    log:
+        logs("bundles", "{bundle}"),
+    benchmark:
+        times("bundles", "{bundle}")
+    wildcard_constraints:
+        bundle=of_form("head", "head_argmax"),
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=2000,
+    params:
+        stage="export_head",
+        inputs=named_inputs,
+        json=bundle_json,
+    message:
+        "export: {wildcards.bundle}"
+    shell:
+        STAGE
+
+
+rule export_frontend:
+    input:
+        tables=result("tables", TABLES),
+        checkpoint=result("checkpoint", "text"),
+        code=code("export_frontend"),
+    output:
+        result("bundles", "{bundle}"),
+    log:
+        logs("bundles", "{bundle}"),
+    benchmark:
+        times("bundles", "{bundle}")
+    wildcard_constraints:
+        bundle=of_form("frontend"),
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=2000,
+    params:
+        stage="export_frontend",
+        inputs=named_inputs,
+        json=bundle_json,
+    message:
+        "export: {wildcards.bundle}"
+    shell:
+        STAGE

@@ -1,0 +1,127 @@
+# Every gate is a node over a finished result. It always writes its verdict; a failed one leaves no manifest, so
+# the release cannot go on.
+
+
+rule gate_structure:
+    input:
+        unpack(structure_evidence),
+        code=code("gate_structure"),
+    output:
+        result("gates/structure", "{bundle}"),
+    log:
+        logs("gates/structure", "{bundle}"),
+    benchmark:
+        times("gates/structure", "{bundle}")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=1000,
+    params:
+        stage="gate_structure",
+        inputs=named_inputs,
+        json=bundle_json,
+    message:
+        "gate structure: {wildcards.bundle}"
+    shell:
+        STAGE
+
+
+rule gate_numbers:
+    input:
+        unpack(numbers_evidence),
+        code=code("gate_numbers"),
+    output:
+        result("gates/numbers", "{bundle}"),
+    log:
+        logs("gates/numbers", "{bundle}"),
+    benchmark:
+        times("gates/numbers", "{bundle}")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=1000,
+    params:
+        stage="gate_numbers",
+        inputs=named_inputs,
+        json=bundle_json,
+    message:
+        "gate numbers: {wildcards.bundle}"
+    shell:
+        STAGE
+
+
+rule gate_quantization:
+    input:
+        oracle=result("oracle", "dialogues"),
+        weights=result("weights", "{recipe}"),
+        reference=result("reference", "{recipe}"),
+        code=code("gate_quantization"),
+    output:
+        result("gates/quantization", "{recipe}"),
+    log:
+        logs("gates/quantization", "{recipe}"),
+    benchmark:
+        times("gates/quantization", "{recipe}")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=1000,
+    params:
+        stage="gate_quantization",
+        inputs=named_inputs,
+        json=recipe_json,
+    message:
+        "gate quantization: {wildcards.recipe}"
+    shell:
+        STAGE
+
+
+rule gate_tokens:
+    input:
+        folder=result("package", "{folder}"),
+        oracle=result("oracle", "dialogues"),
+        code=code("gate_tokens"),
+    output:
+        result("gates/{gate}", "{folder}"),
+    log:
+        logs("gates/{gate}", "{folder}"),
+    benchmark:
+        times("gates/{gate}", "{folder}")
+    wildcard_constraints:
+        gate="tokens|long_run",
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=1000,
+    params:
+        stage="gate_tokens",
+        inputs=named_inputs,
+        json=gate_json,
+    message:
+        "gate {wildcards.gate}: {wildcards.folder}"
+    shell:
+        STAGE
+
+
+rule gate_chat:
+    input:
+        folder=result("package", "{folder}"),
+        code=code("gate_chat"),
+    output:
+        result("gates/chat", "{folder}"),
+    log:
+        logs("gates/chat", "{folder}"),
+    benchmark:
+        times("gates/chat", "{folder}")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=1000,
+    params:
+        stage="gate_chat",
+        inputs=named_inputs,
+        json=to_json(prompt=CONFIG.gates.chat_prompt, expect=CONFIG.gates.chat_expect),
+    message:
+        "gate chat: {wildcards.folder}"
+    shell:
+        STAGE

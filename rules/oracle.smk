@@ -1,0 +1,53 @@
+rule oracle:
+    input:
+        checkpoint=result("checkpoint", "text"),
+        code=code("oracle"),
+    output:
+        result("oracle", "dialogues"),
+    log:
+        logs("oracle", "dialogues"),
+    benchmark:
+        times("oracle", "dialogues")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=2000,
+    params:
+        stage="oracle",
+        inputs=named_inputs,
+        json=to_json(
+            min_margin=CONFIG.oracle.min_margin,
+            dialogues=[
+                dialogue.params() for dialogue in CONFIG.oracle.dialogues.values()
+            ],
+        ),
+    message:
+        "oracle: transformers answers the config's dialogues"
+    shell:
+        STAGE
+
+
+rule reference:
+    input:
+        checkpoint=result("checkpoint", "text"),
+        weights=result("weights", "{recipe}"),
+        oracle=result("oracle", "dialogues"),
+        code=code("reference"),
+    output:
+        result("reference", "{recipe}"),
+    log:
+        logs("reference", "{recipe}"),
+    benchmark:
+        times("reference", "{recipe}")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=2000,
+    params:
+        stage="reference",
+        inputs=named_inputs,
+        json=to_json(),
+    message:
+        "reference: the decoder in float32 with the weights of {wildcards.recipe}"
+    shell:
+        STAGE

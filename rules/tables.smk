@@ -1,0 +1,22 @@
+rule tables:
+    input:
+        checkpoint=result("checkpoint", "text"),
+        code=code("tables"),
+    output:
+        result("tables", "{tables}"),
+    log:
+        logs("tables", "{tables}"),
+    benchmark:
+        times("tables", "{tables}")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=1000,
+    params:
+        stage="tables",
+        inputs=named_inputs,
+        json=to_json(),
+    message:
+        "tables: {wildcards.tables}"
+    shell:
+        STAGE

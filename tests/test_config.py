@@ -1,0 +1,332 @@
+"""The shipped configurations load; every mistake a user can make is named with its key and its cure."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from tokenizers import Tokenizer
+
+from workflow_scripts.checkpoint.tiny_dialogues import DIALOGUES
+from workflow_scripts.config import DRIVERS, FORMS, SCHEMA, load_config
+from workflow_scripts.errors import UserError
+from workflow_scripts.quantize.recipes import RECIPES
+
+ROOT = Path(__file__).parents[1]
+MODEL_FILES = sorted(path.name for path in (ROOT / "config").glob("gemma-*.yaml"))
+DEFAULT = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
+TINY = ROOT / "resources/gemma-4-tiny"
+
+
+def overlay(base, over):
+    """Lay one mapping over another as Snakemake does: mappings merge, anything else replaces."""
+    merged = copy.deepcopy(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = overlay(merged[key], value) if both else value
+    return merged
+
+
+def changed(text):
+    return overlay(DEFAULT, yaml.safe_load(text))
+
+
+def problems(text):
+    with pytest.raises(UserError) as caught:
+        load_config(changed(text))
+    return str(caught.value)
+
+
+def test_overlay_is_snakemakes():
+    from snakemake.utils import update_config
+
+    over = {"checkpoint": {"sha256": {"a": "b"}}, "oracle": {"dialogues": [1]}, "folders": {"macos": None}}
+    expected = copy.deepcopy(DEFAULT)
+    update_config(expected, over)
+    assert overlay(DEFAULT, over) == expected
+
+
+def test_default_is_the_embedded_model():
+    config = load_config(DEFAULT)
+    assert config.model == "gemma-4-tiny"
+    assert config.artifacts["core_int8"].published == "gemma4_tiny_hostcache_L10_int8.aimodel"
+    assert config.artifacts["gather_raw"].published == "gemma4_gather_raw"
+    assert "gather_raw" not in config.bundles()
+    assert len(config.bundles()) == len(config.artifacts) - 1
+    assert config.recipes() == ("fp16", "fp32", "int8-kmeans-g32")
+    assert config.folders["macos"].can_chat
+    assert not config.folders["ios-frontend"].can_chat
+    assert config.folders["macos"].artifacts == ("frontend_int8", "core_int8", "head_argmax_int8")
+    assert (ROOT / config.checkpoint.source / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", MODEL_FILES)
+def test_model_files_load_over_the_default(name):
+    config = load_config(changed((ROOT / "config" / name).read_text(encoding="utf-8")))
+    assert config.model == Path(name).stem
+    assert re.fullmatch("[0-9a-f]{40}", config.checkpoint.revision)
+    assert "model.safetensors" in config.checkpoint.sha256
+    leaked = {dialogue["name"] for dialogue in DEFAULT["oracle"]["dialogues"]} - {"france", "long"}
+    assert not leaked & config.oracle.dialogues.keys()
+    assert max(d.new_tokens for d in config.oracle.dialogues.values()) >= 256
+
+
+def test_e2b_keeps_the_published_names():
+    config = load_config(changed((ROOT / "config/gemma-4-e2b.yaml").read_text(encoding="utf-8")))
+    names = {artifact.published for artifact in config.artifacts.values()}
+    assert names >= {
+        "gemma4_e2b_hostcache_L35_int8.aimodel",
+        "gemma4_e2b_int8_head.aimodel",
+        "gemma4_e2b_head_argmax_int8.aimodel",
+        "gemma4_e2b_frontend_int8.aimodel",
+        "gemma4_gather_raw",
+    }
+    published = config.oracle.dialogues["published"]
+    assert len(published.prompt_ids) == 19
+    assert len(published.expect_ids) == 8
+
+
+def test_a_dialogues_params_are_what_the_file_says():
+    config = load_config(DEFAULT)
+    assert [d.params() for d in config.oracle.dialogues.values()] == DEFAULT["oracle"]["dialogues"]
+
+
+def test_default_dialogues_are_those_of_the_embedded_model():
+    """Texts agree with what it was trained on; every answer has room to stop, and one is long."""
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    trained = {tuple(turn.user for turn in dialogue.turns): dialogue.turns for dialogue in DIALOGUES}
+    longest = 0
+    for dialogue in load_config(DEFAULT).oracle.dialogues.values():
+        answers = [turn.model for turn in trained[dialogue.turns]]
+        if dialogue.expect_text is not None:
+            assert dialogue.expect_text == answers[-1]
+        lengths = [len(tokenizer.encode(a, add_special_tokens=False).ids) + 1 for a in answers]
+        assert max(lengths) <= dialogue.new_tokens, dialogue.name  # the stop token counts
+        assert dialogue.stops
+        longest = max(longest, *lengths)
+    assert longest > 256
+
+
+def test_null_drops_an_inherited_entry():
+    config = load_config(changed("{folders: {ios-frontend: null}, artifacts: {gather_raw: null}}"))
+    assert list(config.folders) == ["macos"]
+    assert "gather_raw" not in config.artifacts
+
+
+def test_a_moving_revision_needs_consent():
+    text = "checkpoint: {source: 'hf://google/gemma-4-E2B-it@main', allow_moving_revision: true}"
+    checkpoint = load_config(changed(text)).checkpoint
+    assert (checkpoint.repository, checkpoint.revision) == ("google/gemma-4-E2B-it", "main")
+
+
+COMMIT = "3e22461f65e89153144f8adb70e3b8c2cc9845a7"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        # unknown keys, wrong types, wrong values: key, found, allowed, nearest
+        ("contxt: 3", ["contxt: unknown key", "3", "allowed here: model, slug", "Did you mean context?"]),
+        ("oracle: {min_margn: 1}", ["oracle.min_margn: unknown key", "Did you mean min_margin?"]),
+        ("context: '512'", ["context: found '512'", "whole number"]),
+        ("context: true", ["context: found True", "whole number"]),
+        ("context: 0", ["context: found 0", "2 to 131072"]),
+        ("model: null", ["model: found None", "text"]),
+        ("model: '../x'", ["model: found '../x'", "starting with a letter or digit"]),
+        ('model: "x\\n"', ["model: found 'x\\n'"]),
+        ("slug: Gemma-4", ["slug: found 'Gemma-4'", "small letters"]),
+        ("checkpoint: {sha256: {config.json: ABC}}", ["checkpoint.sha256.config.json: found 'ABC'", "64"]),
+        ("checkpoint: {sha256: {../x: abc}}", ["checkpoint.sha256: the name '../x'"]),
+        ("artifacts: {1: {form: head}}", ["artifacts: the key 1 is not text"]),
+        ("oracle: {dialogues: []}", ["oracle.dialogues: is empty"]),
+        ("oracle: {dialogues: [{turns: [hi], new_tokens: 1}]}", ["oracle.dialogues[0].name: missing"]),
+        ("oracle: {min_margin: .nan}", ["oracle.min_margin: found nan"]),
+        ("oracle: {min_margin: .inf}", ["oracle.min_margin: found inf"]),
+        (
+            "artifacts: {core_int8: {form: hostcach_core}}",
+            [
+                "artifacts.core_int8.form: found 'hostcach_core'",
+                "head_argmax",
+                "Did you mean hostcache_core?",
+            ],
+        ),
+        (
+            "artifacts: {core_int8: {recipe: int8}}",
+            ["artifacts.core_int8.recipe: found 'int8'", "Did you mean int8-kmeans-g32?"],
+        ),
+        ("folders: {macos: {driver: hostcash}}", ["folders.macos.driver", "Did you mean hostcache?"]),
+        ("folders: {../up: {tables: [gather_raw]}}", ["folders: the name '../up'"]),
+        ("gates: {required: [numbrs]}", ["gates.required[0]: found 'numbrs'", "Did you mean numbers?"]),
+        ("gates: {required: [tokens, tokens]}", ["gates.required", "each entry once"]),
+        # where the weights come from
+        ("checkpoint: {source: 'hf://a/b@main'}", ["checkpoint.source", "`main`", "allow_moving_revision"]),
+        ("checkpoint: {source: 'hf://a/b@3e22461'}", ["checkpoint.source", "`3e22461`", "40 hex"]),
+        ("checkpoint: {source: 'hf://a/b'}", ["checkpoint.source: found 'hf://a/b'", "owner/name@"]),
+        (
+            f"checkpoint: {{source: 'https://x/y@{COMMIT}'}}",
+            ["checkpoint.source", "a local folder, or hf://"],
+        ),
+        # dialogues
+        (
+            "oracle: {dialogues: [{name: a, new_tokens: 1}]}",
+            ["[0] (a): found no prompt", "turns, prompt_ids"],
+        ),
+        (
+            "oracle: {dialogues: [{name: a, new_tokens: 1, turns: [x], prompt_ids: [1]}]}",
+            ["found turns and prompt_ids", "exactly one"],
+        ),
+        (
+            "{context: 10, oracle: {dialogues: [{name: a, new_tokens: 8, prompt_ids: [2, 3, 4]}]}}",
+            ["3 prompt tokens", "new_tokens: 8", "context: 10"],
+        ),
+        ("context: 300", ["(long)", "new_tokens: 400", "context: 300"]),
+        (
+            "oracle: {dialogues: [{name: a, new_tokens: 1, turns: [x], expect_ids: [1, 2]}]}",
+            ["expect_ids has 2 ids, more than new_tokens: 1"],
+        ),
+        (
+            "oracle: {dialogues: [{name: a, new_tokens: 1, turns: [x]}, {name: A, new_tokens: 1, turns: [y]}]}",
+            ["oracle.dialogues[1].name: 'A' is taken by oracle.dialogues[0].name"],
+        ),
+        # artifacts
+        (
+            "artifacts: {x: {form: head, recipe: fp16, name: x}}",
+            ["artifacts.x.compute: missing", "form head"],
+        ),
+        ("artifacts: {x: {form: head, compute: fp16, name: x}}", ["artifacts.x.recipe: missing"]),
+        ("artifacts: {gather_raw: {compute: fp16}}", ["artifacts.gather_raw.compute", "leave it out"]),
+        ("artifacts: {core_fp32: {compute: fp16}}", ["artifacts.core_fp32.compute", "recipe fp32"]),
+        (
+            "artifacts: {core_int8: {name: '{slug}_hostcache_L{layers}_FP16'}}",
+            ["artifacts.core_int8.name", "is taken by artifacts.core_fp16.name"],
+        ),
+        ("artifacts: {core_int8: {name: '{slugg}'}}", ["unknown placeholder {slugg}", "Did you mean slug?"]),
+        ("artifacts: {core_int8: {name: '{}'}}", ["unknown placeholder {}", "allowed: slug, layers"]),
+        ("artifacts: {core_int8: {name: '{layers:03d}'}}", ["{layers} takes no format"]),
+        ("artifacts: {core_int8: {name: '{slug'}}", ["braces do not match"]),
+        (
+            "artifacts: {core_int8: {name: 'a/b'}}",
+            ["artifacts.core_int8.name: found 'a/b'", "letters, digits"],
+        ),
+        ("artifacts: {core_int8: {name: '..'}}", ["artifacts.core_int8.name: found '..'"]),
+        ("artifacts: {core_int8: {name: x.aimodel}}", ["leave .aimodel out"]),
+        # folders
+        (
+            "folders: {macos: {bundles: {core: core_int9}}}",
+            ["folders.macos.bundles.core: there is no artifact 'core_int9'", "Did you mean core_int8?"],
+        ),
+        (
+            "folders: {macos: {bundles: {core: head_int8}}}",
+            ["folders.macos.bundles.core: artifact head_int8 is of form head", "hostcache_core"],
+        ),
+        ("folders: {new: {driver: hostcache}}", ["folders.new: has neither bundles nor tables"]),
+        (
+            "folders: {new: {driver: hostcache, bundles: {core: core_int8, head: head_int8}}}",
+            ["folders.new.bundles.frontend: missing", "frontend, core, head"],
+        ),
+        (
+            "folders: {macos: {bundles: {tail: head_int8}}}",
+            ["folders.macos.bundles.tail", "no such role", "frontend, core, head"],
+        ),
+        ("folders: {new: {bundles: {core: core_int8}}}", ["folders.new.driver: missing"]),
+        (
+            "folders: {new: {tables: [core_int8]}}",
+            ["folders.new.tables[0]", "form hostcache_core", "raw_tables"],
+        ),
+        ("folders: {MacOS: {tables: [gather_raw]}}", ["folders.MacOS: 'MacOS' is taken by folders.macos"]),
+        ("folders: {new: {tokenizer: true}}", ["folders.new: has neither"]),
+        # gates that could not be judged
+        ("folders: {macos: {tokenizer: false}}", ["gates.required: has chat"]),
+        ("oracle: {dialogues: [{name: a, new_tokens: 1, turns: [x]}]}", ["gates.required: has numbers"]),
+        (
+            "oracle: {dialogues: [{name: a, new_tokens: 8, turns: [x], numbers: true}]}",
+            ["gates.required: has long_run", "new_tokens of 256"],
+        ),
+    ],
+)
+def test_a_mistake_is_named_with_its_cure(text, words):
+    message = problems(text)
+    for word in words:
+        assert word in message
+    assert "\n" in message
+    assert "'additionalProperties'" not in message
+
+
+def test_all_mistakes_are_told_together():
+    message = problems("{contxt: 1, slug: A, oracle: {min_margin: -1}}")
+    assert len(message.splitlines()) == 4
+
+
+@pytest.mark.parametrize("raw", [None, [], "text", {}, {"model": {}}, {"artifacts": None, "folders": []}])
+def test_what_is_no_configuration_is_refused(raw):
+    with pytest.raises(UserError):
+        load_config(raw)
+
+
+def test_schema_and_tables_of_the_code_name_the_same_things():
+    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    artifact = schema["properties"]["artifacts"]["additionalProperties"]["properties"]
+    folder = schema["properties"]["folders"]["additionalProperties"]["properties"]
+    assert artifact["form"]["enum"] == list(FORMS)
+    assert artifact["recipe"]["enum"] == list(RECIPES)
+    assert folder["driver"]["enum"] == list(DRIVERS)
+    assert {form for roles in DRIVERS.values() for forms in roles.values() for form in forms} <= FORMS.keys()
+
+
+def walk(schema, path=""):
+    """Every key path of the schema with its node."""
+    for key, node in schema.get("properties", {}).items():
+        below = f"{path}.{key}" if path else key
+        yield below, node
+        yield from walk(node, below)
+        if "items" in node:
+            yield from walk(node["items"], f"{below}[]")
+        if isinstance(node.get("additionalProperties"), dict):
+            yield from walk(node["additionalProperties"], f"{below}.<name>")
+
+
+def test_every_key_is_described_and_closed():
+    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    for path, node in [("top", schema), *walk(schema)]:
+        assert node["description"].strip(), path
+        if node.get("type") == "object":
+            assert "additionalProperties" in node, path
+
+
+def test_manual_and_schema_have_the_same_keys():
+    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    manual = (ROOT / "config/README.md").read_text(encoding="utf-8")
+    tables = re.findall(r"\| key \|.*?(?=\n\n)", manual, flags=re.DOTALL)
+    documented = [key for table in tables for key in re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)]
+    assert sorted(documented) == sorted(path for path, _ in walk(schema))
+    forms = re.findall(
+        r"^\| `(\w+)` \| .*\| (.*)\|$", manual.partition("| form |")[2].partition("\n\n")[0], re.M
+    )
+    needs = {name: {need.strip() for need in text.split(",")} - {""} for name, text in forms}
+    assert needs == {
+        name: {need for need in ("recipe", "compute") if getattr(form, need)} for name, form in FORMS.items()
+    }
+
+
+def test_examples_of_the_manual_load():
+    manual = (ROOT / "config/README.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```yaml\n(.*?)```", manual, flags=re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        load_config(changed(example))
+
+
+def test_manual_names_every_gate():
+    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    gates = schema["properties"]["gates"]["properties"]["required"]["items"]["enum"]
+    manual = (ROOT / "config/README.md").read_text(encoding="utf-8")
+    table = manual.partition("| gate | over |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == gates
+
+
+def test_long_run_means_the_same_to_the_gate():
+    from workflow_scripts import config
+    from workflow_scripts.gates import tokens
+
+    assert config._LONG_RUN == tokens.LONG_RUN

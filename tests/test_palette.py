@@ -1,0 +1,221 @@
+"""The palettizer: near the exact optimum, every weight at its nearest entry, the same numbers for every storage."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from workflow_scripts.errors import UserError
+from workflow_scripts.quantize.palette import assign, fit, palettize
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+DRAWS = {
+    "normal": lambda random, shape: random.standard_normal(shape),
+    "laplace": lambda random, shape: random.laplace(size=shape),
+    "heavy_tailed": lambda random, shape: random.standard_t(3, size=shape),
+}
+
+
+def draw(shape, std=0.02, seed=0, kind="normal", dtype=BF16):
+    values = DRAWS[kind](np.random.default_rng(seed), shape)
+    return (values * std).astype(np.float32).astype(dtype)
+
+
+def dequantize(block, group_size=32):
+    return np.take_along_axis(
+        np.repeat(block.codebook.astype(np.float64), group_size, axis=0),
+        block.indices.astype(np.intp),
+        axis=1,
+    )
+
+
+def squared_error(weights, block, group_size=32):
+    return np.sum((weights.astype(np.float64) - dequantize(block, group_size)) ** 2)
+
+
+def optimal_error(weights, levels):
+    """The least squared error of any `levels` real entries: exact dynamic program over cells of neighbouring values."""
+    values, counts = np.unique(weights.astype(np.float64), return_counts=True)
+    count, moment, square = (
+        np.concatenate([[0.0], np.cumsum(counts * values**power)]) for power in (0, 1, 2)
+    )
+    pairs = count[None, :] - count[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cost = square[None, :] - square[:, None] - (moment[None, :] - moment[:, None]) ** 2 / pairs
+    cost[pairs <= 0] = np.inf  # cost[i, j]: one entry for the values i .. j - 1
+    best = cost[0]
+    for _ in range(levels - 1):
+        best = np.min(best[:, None] + cost, axis=0)
+    return best[-1]
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+@pytest.mark.parametrize(
+    ("bits", "columns", "most"), [(8, 40, 1.05), (6, 64, 1.05), (4, 384, 1.02), (2, 384, 1.001)]
+)
+def test_error_is_close_to_the_exact_optimum(kind, bits, columns, most):
+    weights = draw((32, columns), kind=kind)
+    assert (
+        0.999
+        < squared_error(weights, palettize(weights, bits, 32, "w")) / optimal_error(weights, 1 << bits)
+        < most
+    )
+
+
+def test_isolated_weights_take_no_more_levels_than_they_need():
+    """Nearly all of the value range is gaps between seven outliers; 249 levels must be left for the other weights."""
+    weights = draw((32, 96))
+    expected = squared_error(weights, palettize(weights, 8, 32, "w"))
+    weights.reshape(-1)[:7] = [-50, -30, -20, 10, 20, 30, 50]
+    assert squared_error(weights, palettize(weights, 8, 32, "w")) < 1.15 * expected
+
+
+def test_gap_to_the_optimum_stays_small_at_real_width():
+    """The exact optima at 8 bits, as parts of the squared weights, are from the dynamic program on these draws."""
+    for seed, optimum in enumerate((3.6007e-5, 3.5492e-5, 3.5577e-5)):
+        weights = draw((32, 1536), seed=seed)
+        relative = squared_error(weights, palettize(weights, 8, 32, "w")) / np.sum(
+            weights.astype(np.float64) ** 2
+        )
+        assert relative < 1.01 * optimum
+
+
+def test_error_is_lower_than_coreai_opts_default_kmeans():
+    pytest.importorskip("coreai_opt")
+    import torch
+    from coreai_opt.palettization import KMeansPalettizer, KMeansPalettizerConfig
+
+    weights = draw((64, 512))
+    original = weights.astype(np.float32)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 64, bias=False))
+    model[0].weight.data = torch.from_numpy(original.copy())
+    spec = {
+        "n_bits": 8,
+        "granularity": {"type": "per_grouped_channel", "axis": 0, "group_size": 32},
+        "enable_per_channel_scale": False,
+    }
+    config = KMeansPalettizerConfig.from_dict(
+        {"kmeans_palettization_config": {"global_config": {"op_state_spec": {"weight": spec}}}}
+    )
+    prepared = KMeansPalettizer(model, config).prepare(example_inputs=(torch.zeros(1, 512),), num_workers=1)
+    theirs = prepared[0].weight.detach().numpy().astype(np.float64)
+    their_error = np.sum((original - theirs) ** 2)
+    assert their_error > 0  # else this compares with weights that were not palettized
+    assert squared_error(weights, palettize(weights, 8, 32, "w")) < their_error
+
+
+def test_fit_is_a_fixed_point_of_lloyds_iteration():
+    weights = draw((32, 1536))
+    values, counts = np.unique(weights.astype(np.float64), return_counts=True)
+    centroids = fit(values, counts, 256)
+    nearest = np.argmin(np.abs(values[:, None] - centroids[None, :]), axis=1)
+    sums = np.bincount(nearest, weights=counts * values, minlength=256)
+    means = sums / np.bincount(nearest, weights=counts, minlength=256)
+    np.testing.assert_allclose(means, centroids, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [BF16, np.dtype(np.float16), np.dtype(np.float32)], ids=str)
+def test_the_stored_dtype_does_not_matter(dtype):
+    """The same numbers in another dtype, counted another way, give the same palette."""
+    weights = draw((64, 200), std=1)
+    weights[np.abs(weights) < 2**-6] = 0  # what is left is exact in float16 as well
+    expected, found = palettize(weights, 8, 32, "w"), palettize(weights.astype(dtype), 8, 32, "w")
+    np.testing.assert_array_equal(found.indices, expected.indices)
+    np.testing.assert_array_equal(found.codebook, expected.codebook)
+
+
+def test_groups_are_independent():
+    weights = np.concatenate([draw((32, 100), seed=1), draw((32, 100), std=3.0, seed=2)])
+    both = palettize(weights, 8, 32, "w")
+    for group in range(2):
+        alone = palettize(weights[32 * group : 32 * (group + 1)], 8, 32, "w")
+        np.testing.assert_array_equal(both.indices[32 * group : 32 * (group + 1)], alone.indices)
+        np.testing.assert_array_equal(both.codebook[group], alone.codebook[0])
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+def test_few_different_values_are_kept_exactly(bits):
+    levels = np.linspace(-3, 3, 1 << bits).astype(np.float16).astype(np.float32)
+    for kept in (levels, levels[:1], levels[: len(levels) // 2 + 1]):
+        weights = np.random.default_rng(0).choice(kept, (32, 64))
+        block = palettize(weights, bits, 32, "w")
+        np.testing.assert_array_equal(dequantize(block), weights)
+        assert block.quality.error == 0 and block.quality.snr_db is None
+        assert block.codebook[0, -1] == weights.max()  # unused entries repeat the last one
+
+
+def test_negative_zero_is_zero():
+    weights = draw((32, 64))
+    weights[0, :2] = [0.0, -0.0]
+    block = palettize(weights, 8, 32, "w")
+    assert block.indices[0, 0] == block.indices[0, 1]
+    tiny = np.where(np.arange(64) % 2, -1e-30, 1e-30).astype(BF16)[None].repeat(32, 0)
+    assert not np.signbit(palettize(tiny, 8, 32, "w").codebook).any()
+
+
+def test_a_tie_takes_the_lower_index():
+    codebook = np.array([-1, 0, 0, 1, 3, 3], np.float16)
+    np.testing.assert_array_equal(
+        assign(np.array([-2, -0.5, 0, 0.5, 2, 3, 9]), codebook), [0, 0, 1, 1, 3, 4, 4]
+    )
+
+
+@pytest.mark.parametrize(
+    ("std", "lowest_db"), [(1, 44.5), (1e-3, 44.5), (1e-4, 44.5), (1e-5, 44), (1e-6, 34)]
+)
+def test_small_weights_lose_no_more_than_float16_must(std, lowest_db):
+    """Rounding weights to 4 decimals, as a common tool does, leaves 11 dB at 1e-4; float16 is the limit at 1e-6."""
+    weights = draw((32, 512), std=std)
+    signal = np.sum(weights.astype(np.float64) ** 2)
+    block = palettize(weights, 8, 32, "w")
+    assert 10 * np.log10(signal / squared_error(weights, block)) > lowest_db
+    assert block.quality.snr_db == round(10 * np.log10(signal / squared_error(weights, block)), 2)
+
+
+FLOATS = st.floats(-60000, 60000, width=32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    weights=hnp.arrays(np.float32, st.tuples(st.sampled_from([4, 8]), st.integers(1, 12)), elements=FLOATS),
+    bits=st.integers(1, 5),
+    dtype=st.sampled_from([BF16, np.dtype(np.float32)]),
+)
+def test_invariants(weights, bits, dtype):
+    weights = weights.astype(dtype)
+    block = palettize(weights, bits, 4, "w")
+    entries, original = block.codebook.astype(np.float64), weights.astype(np.float64)
+    assert block.indices.max() < 1 << bits
+    assert (np.diff(entries, axis=1) >= 0).all()
+    error = np.abs(original - dequantize(block, 4))
+    for group, palette in enumerate(entries):
+        rows = slice(4 * group, 4 * group + 4)
+        every = np.abs(original[rows][..., None] - palette)
+        np.testing.assert_array_equal(error[rows], every.min(axis=-1))  # no entry is nearer
+        np.testing.assert_array_equal(block.indices[rows], every.argmin(axis=-1))  # and no lower one as near
+        inside = (original[rows] >= palette[0]) & (original[rows] <= palette[-1])
+        assert (error[rows][inside] <= np.diff(palette).max() / 2).all()
+
+
+@pytest.mark.parametrize(
+    ("bad", "word"), [(np.inf, "infinite"), (-np.inf, "infinite"), (np.nan, "not a number")]
+)
+@pytest.mark.parametrize("dtype", [BF16, np.dtype(np.float32)], ids=str)
+def test_a_weight_that_is_not_finite_is_refused_by_name(bad, word, dtype):
+    weights = draw((64, 32), dtype=dtype)
+    weights[40, 3] = bad
+    with pytest.raises(UserError, match=rf"layers\.1\.x .*{word}"):
+        palettize(weights, 8, 32, "layers.1.x")
+
+
+def test_a_weight_beyond_float16_is_refused_by_name():
+    with pytest.raises(UserError, match="huge has weights beyond 65504"):
+        palettize(np.full((32, 4), 1e5, BF16), 8, 32, "huge")
+
+
+@pytest.mark.parametrize("shape", [(48, 8), (0, 8), (32, 0), (64,)])
+def test_a_shape_without_whole_groups_is_refused_by_name(shape):
+    with pytest.raises(UserError, match=r"odd has shape .* multiple of 32"):
+        palettize(np.zeros(shape, BF16), 8, 32, "odd")

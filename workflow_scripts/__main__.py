@@ -1,0 +1,41 @@
+"""Command line: `python -m workflow_scripts {stage,chat,verify,doctor} ...`."""
+
+import sys
+
+from workflow_scripts.errors import UserError
+
+_USAGE = """usage: python -m workflow_scripts COMMAND ...
+
+  chat FOLDER --prompt TEXT   answer from a release folder alone, through the Core AI runtime
+  verify RELEASE              re-hash a release; names the first file that differs
+  doctor                      what works on this host and what will not
+  stage NAME ...              run one stage (what the rules call)
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Dispatch to a command; each imports only what it needs."""
+    command, *rest = arguments or [""]
+    match command:
+        case "stage":
+            from workflow_scripts.stages import runner as module
+        case "chat":
+            from workflow_scripts.release import chat as module
+        case "verify":
+            from workflow_scripts.release import verify as module
+        case "doctor":
+            from workflow_scripts import doctor as module
+        case _:
+            print(_USAGE, file=sys.stderr, end="")
+            return 0 if command in ("-h", "--help") else 2
+    try:
+        return module.main(rest)
+    except UserError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

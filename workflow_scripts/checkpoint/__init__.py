@@ -1,0 +1,1 @@
+"""Checkpoints: resolve, verify and read safetensors in every layout the world really has."""

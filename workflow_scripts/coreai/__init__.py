@@ -1,0 +1,1 @@
+"""The only place that touches coreai_*: reproducible save, running a bundle, inspecting it."""

@@ -1,0 +1,75 @@
+"""Run a function that touches a bundle in a child process: a damaged program aborts the process that loads it."""
+
+import importlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workflow_scripts.errors import UserError
+
+Arrays = dict[str, np.ndarray]
+_USER_ERROR = (
+    3  # exit code of a child whose function raised UserError; its message is the last line on stderr
+)
+
+
+class ChildDied(UserError):
+    """The child process ended by a signal or an internal error: the bundle is damaged or the runtime failed."""
+
+
+def isolated(function: Callable[..., Arrays], **arguments: Any) -> Arrays:
+    """Call a module-level function with JSON arguments in a child process and return its arrays.
+
+    Raises ChildDied with the cause where the child did not come to its end, UserError where the function raised it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "arrays.npz"
+        call = [function.__module__, function.__name__, json.dumps(arguments), str(result)]
+        command = [sys.executable, "-m", "workflow_scripts.coreai.isolated", *call]
+        lines = ["it said nothing"]
+        with subprocess.Popen(
+            command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, errors="replace"
+        ) as child:
+            for line in child.stderr:
+                print(line, file=sys.stderr, end="")  # into the stage's log, as it comes
+                lines.append(line.strip() or lines[-1])
+        if child.returncode == _USER_ERROR:
+            raise UserError(lines[-1])
+        if child.returncode < 0:
+            name = signal.Signals(-child.returncode).name
+            raise ChildDied(f"the process that ran the bundle died by {name}: {lines[-1]}")
+        if child.returncode:
+            raise ChildDied(f"the process that ran the bundle failed: {lines[-1]}")
+        with np.load(result) as arrays:
+            return dict(arrays)
+
+
+def main(arguments: list[str]) -> int:
+    """The child's side: MODULE FUNCTION JSON RESULT."""
+    module, name, parameters, result = arguments
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        arrays = getattr(importlib.import_module(module), name)(**json.loads(parameters))
+    except UserError as problem:
+        print(str(problem).replace("\n", " "), file=sys.stderr)
+        return _USER_ERROR
+    with Path(result).open("wb") as stream:
+        np.savez(stream, **arrays)
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    # No interpreter shutdown: a thread of the runtime that wants the interpreter's lock in that moment is ended by
+    # forced unwinding, which its Swift frames answer with SIGABRT (seen about once in a hundred runs on a busy host).
+    os._exit(code)

@@ -1,0 +1,1 @@
+"""Gates: the oracle, the comparisons and their verdicts."""

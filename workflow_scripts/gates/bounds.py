@@ -1,0 +1,56 @@
+"""Numeric bounds of the gates, each derived; none is fitted to what a bundle happens to give.
+
+float32: logits are soft-capped at 30. Hugging Face's own two float32 paths (cached and whole sequence) differ by 8e-6, and
+runtime and torch by up to 1.6e-5 (measured on a tiny model); 1e-4 leaves six times that and is far below what
+any wrong term of the decoder causes (3 to 8).
+
+float16 in the Linux runtime: a matmul adds its K products one after the other into one float16 accumulator
+(measured: 4096 ones sum to 2048). Each addition rounds the partial sum by a relative error of variance at most
+u^2/3, u = 2^-11. Partial sums of K random-signed terms grow with the square root, so the summed error is
+u * sqrt(K/6) relative to the result. In the decoder every branch is normed before it is added, so a branch
+passes on its own relative error and the residual stream collects the branches' errors in quadrature, each weighted
+by at most one. A logit is the product of the hidden state with a row e of the embedding; an error of relative
+size d in a random direction moves it by d * rms(h) * |e|. Six of these standard deviations are allowed.
+"""
+
+import numpy as np
+
+from workflow_scripts.checkpoint.text_config import TextConfig
+
+FP32_LOGITS = 1e-4
+FP16_ROUNDOFF = 2.0**-11
+_SIGMAS = 6.0
+
+
+def accumulator_error(terms: int) -> float:
+    """Relative error of one float16 dot product of `terms` products, see the module."""
+    return FP16_ROUNDOFF * (terms / 6) ** 0.5
+
+
+def core_error(config: TextConfig, context: int) -> float:
+    """Relative error of the float16 decoder's hidden state, see the module."""
+    total = 0.0
+    for layer in range(config.num_hidden_layers):
+        head_dim = config.layer_head_dim(layer)
+        window = context if config.layer_types[layer] == "full_attention" else config.sliding_window
+        # q, k, v; scores; mix; o | gate, up; down | gate; projection. `window` columns at most carry weight.
+        lengths = [
+            *[config.hidden_size] * 3,
+            head_dim,
+            window,
+            config.num_attention_heads * head_dim,
+            *[config.hidden_size] * 2,
+            config.layer_intermediate_size(layer),
+            config.hidden_size,
+            config.hidden_size_per_layer_input,
+        ]
+        total += sum(accumulator_error(length) ** 2 for length in lengths)
+    return total**0.5
+
+
+def logit_bound(relative: float, hidden: np.ndarray, head: np.ndarray) -> float:
+    """Bound of a logit's error from a relative error of the hidden rows [n, H] and the head matrix [V, H]."""
+    rms = float(np.sqrt((hidden.astype(np.float64) ** 2).mean(axis=1)).max())
+    norm = float(np.sqrt((head.astype(np.float64) ** 2).sum(axis=1)).max())
+    # Two significant digits: the bound is part of the release and must not carry a host's last bits.
+    return float(f"{_SIGMAS * relative * rms * norm:.2g}")

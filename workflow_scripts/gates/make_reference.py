@@ -1,0 +1,51 @@
+"""The reference of a weight recipe: the re-authored decoder in float32 torch with exactly the stored weights.
+
+It separates two questions: how far a bundle is from the numbers it stores (compare with this, tight bounds), and how
+far the stored numbers are from the checkpoint (compare this with the oracle).
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from workflow_scripts.checkpoint.reader import Checkpoint
+from workflow_scripts.files import write_json
+from workflow_scripts.gates.oracle import Oracle
+from workflow_scripts.model.decoder import Decoder, causal_masks
+from workflow_scripts.model.front_end_reference import exact_front_end
+from workflow_scripts.model.heads import LogitsHead
+from workflow_scripts.model.linear import eager_linears
+from workflow_scripts.model.names import HEAD_WEIGHT
+from workflow_scripts.progress import track
+from workflow_scripts.quantize.weights import Weights
+
+
+@torch.no_grad()
+def build_reference(checkpoint: Checkpoint, weights: Weights, oracle: Oracle, out: Path) -> None:
+    """Run every dialogue with numbers in one pass; write `reference.json` and `measured.npz`.
+
+    Arrays per dialogue, one row per fed position: embeds [n, hidden], ple [n, layers, ple_dim], hidden [n, hidden],
+    logits [n, vocab], all float32; embeds and ple are exact (unquantized tables).
+    """
+    linear = eager_linears(weights)
+    decoder = Decoder(weights, linear, torch.float32).eval()
+    head = LogitsHead(linear(HEAD_WEIGHT), weights.config.final_logit_softcapping, torch.float32)
+    arrays: dict[str, np.ndarray] = {}
+    dialogues = oracle.with_numbers()
+    for name in track([dialogue.name for dialogue in dialogues], "reference", len(dialogues)):
+        ids = np.array(oracle.dialogues[name].fed_ids)
+        embeds, per_layer = exact_front_end(checkpoint, ids)
+        positions, masks = torch.arange(len(ids))[None], causal_masks(weights.config, len(ids), torch.float32)
+        hidden = decoder(embeds, per_layer, positions, masks, {}).hidden
+        rows = {"embeds": embeds, "ple": per_layer, "hidden": hidden, "logits": head(hidden)}
+        arrays |= {f"{name}.{kind}": value[0].numpy() for kind, value in rows.items()}
+    record = {
+        "format": 1,
+        "recipe": weights.recipe,
+        "checkpoint": checkpoint.digest,
+        "dialogues": [dialogue.name for dialogue in dialogues],
+    }
+    write_json(out / "reference.json", record)
+    with (out / "measured.npz").open("wb") as stream:
+        np.savez(stream, **arrays)

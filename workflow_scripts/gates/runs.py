@@ -1,0 +1,68 @@
+"""Runs of finished bundles, one function each; they are called through `isolated`, in a child process.
+
+Arguments are JSON values; arrays come from an .npz file by key and go back as a dict of arrays.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from workflow_scripts.coreai.host_cache import HostCache
+from workflow_scripts.coreai.runtime import open_bundle
+from workflow_scripts.progress import track
+
+
+def describe(bundle: str) -> dict[str, np.ndarray]:
+    """Every tensor of the bundle's functions: `function/input|output/index/name/dtype` -> shape."""
+    found = {}
+    with open_bundle(Path(bundle)) as loaded:
+        for function in loaded.functions:
+            spec = loaded.spec(function)
+            for side, tensors in (("input", spec.inputs), ("output", spec.outputs)):
+                for index, (name, tensor) in enumerate(tensors.items()):
+                    found[f"{function}/{side}/{index}/{name}/{tensor.dtype}"] = np.array(tensor.shape)
+    return found
+
+
+def run_core(bundle: str, arrays: str, dialogue: str, sliding_window: int) -> dict[str, np.ndarray]:
+    """Feed a dialogue's exact embeddings one position at a time; returns hidden [n, H] float32."""
+    with np.load(arrays) as reference:
+        embeds, per_layer = reference[f"{dialogue}.embeds"], reference[f"{dialogue}.ple"]
+    with open_bundle(Path(bundle)) as core:
+        spec = core.spec("main")
+        dtype = spec.inputs["inputs_embeds"].dtype
+        cache, rows = HostCache(spec, sliding_window), []
+        for position in track(range(len(embeds)), dialogue, len(embeds)):
+            front = {
+                "inputs_embeds": embeds[None, position : position + 1].astype(dtype),
+                "per_layer_inputs": per_layer[None, position : position + 1].astype(dtype),
+            }
+            outputs = core.call("main", front | cache.inputs())
+            cache.store(outputs)
+            rows.append(outputs["hidden"][0, 0].astype(np.float32))
+    return {"hidden": np.stack(rows)}
+
+
+def run_head(bundle: str, arrays: str, key: str) -> dict[str, np.ndarray]:
+    """Feed hidden rows [n, H] to a head; returns its output's rows under the output's name."""
+    with np.load(arrays) as reference:
+        hidden = reference[key]
+    with open_bundle(Path(bundle)) as head:
+        (output,) = head.spec("main").outputs
+        rows = [head.call("main", {"hidden": row[None, None]})[output][0, 0] for row in hidden]
+    return {output: np.stack(rows)}
+
+
+def run_frontend(bundle: str, ids: list[int]) -> dict[str, np.ndarray]:
+    """Feed token ids to a front end; returns inputs_embeds [n, H] and per_layer_inputs [n, L, P] float32."""
+    embeds, per_layer = [], []
+    with open_bundle(Path(bundle)) as frontend:
+        for token in ids:
+            token_id = np.array([[token]], np.int32)
+            embed = frontend.call("gather_embeds", {"input_ids": token_id})["inputs_embeds"]
+            inputs = {"input_ids": token_id, "inputs_embeds": embed}
+            embeds.append(embed[0, 0].astype(np.float32))
+            per_layer.append(
+                frontend.call("gather_per_layer", inputs)["per_layer_inputs"][0, 0].astype(np.float32)
+            )
+    return {"inputs_embeds": np.stack(embeds), "per_layer_inputs": np.stack(per_layer)}

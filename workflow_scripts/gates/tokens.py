@@ -1,0 +1,38 @@
+"""Gate `tokens` (and `long_run`): a packaged set of bundles repeats the oracle's answers id by id.
+
+The oracle's own ids are fed back, so every gated position is judged on the right context, the stop token included;
+a set that passes answers the same when it runs freely.
+"""
+
+import numpy as np
+
+from workflow_scripts.gates.oracle import Dialogue
+from workflow_scripts.gates.verdict import Verdict
+
+LONG_RUN = 256  # positions; a sliding cache has wrapped and errors had time to add up
+
+
+def is_long(dialogue: Dialogue) -> bool:
+    """True for a dialogue that belongs to the gate `long_run`."""
+    return len(dialogue.fed_ids) >= LONG_RUN
+
+
+def gate_dialogue(verdict: Verdict, dialogue: Dialogue, chosen: np.ndarray) -> None:
+    """`chosen` [n] is what the set put after each of `dialogue.fed_ids`."""
+    name, gated = dialogue.name, dialogue.gated
+    found = [int(chosen[dialogue.position_of(index)]) for index in gated]
+    wanted = [dialogue.output_ids[index] for index in gated]
+    wrong = [index for index in range(len(gated)) if found[index] != wanted[index]]
+    detail = f"{len(gated) - len(wrong)}/{len(gated)}"
+    if wrong:
+        first = wrong[0]
+        detail += (
+            f", first at position {dialogue.position_of(gated[first])}: {found[first]} for {wanted[first]}"
+        )
+    verdict.check(f"{name}: tokens", bool(gated) and not wrong, f"{len(gated)}/{len(gated)}", detail)
+    if dialogue.stops:
+        last = int(chosen[-1])
+        verdict.check(
+            f"{name}: stop token", last == dialogue.output_ids[-1], str(dialogue.output_ids[-1]), str(last)
+        )
+    verdict.tokens[name] = found

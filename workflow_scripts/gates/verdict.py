@@ -1,0 +1,89 @@
+"""The verdict of a gate: `verdict.json` for machines, `measured.json` for figures, `measured_table.txt` for people.
+
+`verdict.json` is part of a release and the same on every host; figures that may differ in their last digits from
+host to host stay in the `measured` files. They are written whether the gate passes or fails.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.errors import GateFailed
+from workflow_scripts.files import write_atomic, write_json
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison: what was asked, whether it held, and what was found (the same on every host when it holds)."""
+
+    name: str
+    passed: bool
+    expected: str
+    found: str
+
+
+@dataclass
+class Verdict:
+    """Collects the checks of one gate over one target."""
+
+    gate: str
+    target: str
+    bounds: dict[str, Any] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+
+    def check(self, name: str, passed: bool, expected: str, found: str) -> None:
+        """Add a comparison whose `found` text is the same on every host."""
+        self.checks.append(Check(name, bool(passed), expected, found))
+
+    def at_most(self, name: str, value: float, bound: float, where: str = "") -> None:
+        """Add a measured figure that must not exceed a bound; NaN fails."""
+        self.bounds[name] = bound
+        self.measured[name] = float(value)
+        passed = bool(value <= bound)
+        found = "within" if passed else f"{value:.6g}{' at ' + where if where else ''}"
+        self.checks.append(Check(name, passed, f"<= {bound:.6g}", found))
+
+    def at_least(self, name: str, value: float, bound: float, where: str = "") -> None:
+        """Add a measured figure that must not fall below a bound; NaN fails."""
+        self.bounds[name] = bound
+        self.measured[name] = float(value)
+        passed = bool(value >= bound)
+        found = "within" if passed else f"{value:.6g}{' at ' + where if where else ''}"
+        self.checks.append(Check(name, passed, f">= {bound:.6g}", found))
+
+    def conclude(self, out: Path) -> None:
+        """Write the files; raises GateFailed naming target, check, expected and found where a check failed."""
+        failed = [check for check in self.checks if not check.passed]
+        if not self.checks:
+            raise ValueError(f"gate {self.gate} compared nothing on {self.target}")
+        reason = "; ".join(f"{c.name}: expected {c.expected}, found {c.found}" for c in failed) or None
+        record = {
+            "gate": self.gate,
+            "target": self.target,
+            "verdict": "fail" if failed else "pass",
+            "reason": reason,
+            "bounds": self.bounds,
+            "checks": [check.__dict__ for check in self.checks],
+            "tokens": self.tokens,
+        }
+        write_json(out / "verdict.json", record)
+        write_json(out / "measured.json", self.measured)
+        write_atomic(out / "measured_table.txt", self.table())
+        if failed:
+            raise GateFailed(f"gate {self.gate} failed on {self.target}: {reason}")
+
+    def table(self) -> str:
+        """The checks as an aligned text table, figures included."""
+        rows = [("check", "", "expected", "found")]
+        for check in self.checks:
+            value = self.measured.get(check.name)
+            found = check.found if value is None else f"{value:.6g}"
+            rows.append((check.name, "ok" if check.passed else "FAIL", check.expected, found))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        return f"gate {self.gate} on {self.target}\n" + "\n".join(lines) + "\n"

@@ -1,0 +1,175 @@
+"""The manifest of a result: what files it holds, one digest over them, and everything that went in.
+
+A result is a folder `results/<model>/<stage>/<artifact>`; its manifest is the sibling `<artifact>.manifest.json`,
+written last. Snakemake tracks the manifest, since it never looks into folders. No times, hosts or absolute paths.
+Files whose name starts with `measured` hold figures that depend on the host (logit errors, seconds): they are
+listed and checked, but are not part of the digest.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.errors import UserError
+from workflow_scripts.files import canonical_json, sha256_file, tree_files, write_atomic, write_json
+
+SUFFIX = ".manifest.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a result: path below the folder, size in bytes, hex sha256, whether it is executable."""
+
+    path: str
+    size: int
+    sha256: str
+    executable: bool = False
+
+    @property
+    def measured(self) -> bool:
+        """True for figures of one host, which stay outside the digest."""
+        return Path(self.path).name.startswith("measured")
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """Everything that can change a result; its digest is the key under which the result is known."""
+
+    stage: str
+    artifact: str
+    code: str
+    params: dict[str, Any]
+    inputs: dict[str, str]
+    tools: dict[str, str]
+
+    @property
+    def key(self) -> str:
+        """Hex sha256 over all ingredients."""
+        return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of a `.manifest.json` file."""
+
+    ingredients: Ingredients
+    files: list[FileEntry] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        """Hex sha256 over path, size, sha256 and executable bit of every file that is not host-measured."""
+        stable = [asdict(entry) for entry in self.files if not entry.measured]
+        return hashlib.sha256(canonical_json(stable).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's JSON content."""
+        return {
+            "format": FORMAT,
+            **asdict(self.ingredients),
+            "key": self.ingredients.key,
+            "digest": self.digest,
+            "files": [asdict(entry) for entry in self.files],
+        }
+
+
+def manifest_path(tree: Path) -> Path:
+    """The manifest that belongs to a result folder."""
+    return tree.with_name(tree.name + SUFFIX)
+
+
+def tree_path(manifest: Path) -> Path:
+    """The result folder that belongs to a manifest."""
+    if not manifest.name.endswith(SUFFIX):
+        raise UserError(f"{manifest} is not a manifest: its name must end in {SUFFIX}")
+    return manifest.with_name(manifest.name.removesuffix(SUFFIX))
+
+
+def list_files(tree: Path) -> list[FileEntry]:
+    """Hash every file of a folder."""
+    return [
+        FileEntry(
+            path=path.relative_to(tree).as_posix(),
+            size=path.stat().st_size,
+            sha256=sha256_file(path),
+            executable=bool(path.stat().st_mode & 0o100),
+        )
+        for path in tree_files(tree)
+    ]
+
+
+def write_manifest(tree: Path, ingredients: Ingredients) -> Manifest:
+    """Hash the finished folder and write its manifest beside it."""
+    manifest = Manifest(ingredients, list_files(tree))
+    _write_stamp(tree, manifest.files)
+    write_json(manifest_path(tree), manifest.to_json())
+    return manifest
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Parse a manifest and check that its own digest and key fit its content.
+
+    Raises UserError where the file is missing, is no manifest of this format, or was edited.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        ingredients = Ingredients(**{name: raw[name] for name in Ingredients.__dataclass_fields__})
+        manifest = Manifest(ingredients, [FileEntry(**entry) for entry in raw["files"]])
+        agrees = (raw["format"], raw["digest"], raw["key"]) == (FORMAT, manifest.digest, ingredients.key)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: the result it describes was not built") from None
+    except (ValueError, KeyError, TypeError) as problem:
+        raise UserError(f"{path} is not a readable manifest ({problem}): delete it and run again") from None
+    if not agrees:
+        raise UserError(f"{path} was edited: its digest does not fit its content; delete it and run again")
+    return manifest
+
+
+def verify_tree(path: Path) -> Manifest:
+    """Check a result against its manifest before it is read, and return the manifest.
+
+    Every file is hashed, except where size, inode, mtime and ctime equal the local stamp that was taken when the
+    file was hashed last, so that gigabytes are not read again and again. Raises UserError naming the file.
+    """
+    manifest, tree = read_manifest(path), tree_path(path)
+    found = {file.relative_to(tree).as_posix(): file for file in tree_files(tree)} if tree.is_dir() else {}
+    listed = {entry.path for entry in manifest.files}
+    advice = f"delete {path} and run again to rebuild it"
+    for stray in sorted(found.keys() - listed):
+        raise UserError(f"{tree / stray} is not part of the result that {path.name} describes; {advice}")
+    stamp = _read_stamp(tree)
+    for entry in manifest.files:
+        file = found.get(entry.path)
+        if file is None:
+            raise UserError(f"{tree / entry.path} is missing; {advice}")
+        if stamp.get(entry.path) == _stat_stamp(file):
+            continue
+        if file.stat().st_size != entry.size or sha256_file(file) != entry.sha256:
+            raise UserError(f"{file} is not what was built: its bytes changed; {advice}")
+    if any(stamp.get(entry.path) != _stat_stamp(found[entry.path]) for entry in manifest.files):
+        _write_stamp(tree, manifest.files)
+    return manifest
+
+
+def _stamp_path(tree: Path) -> Path:
+    return tree.with_name(f".{tree.name}.stamp.json")
+
+
+def _stat_stamp(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _write_stamp(tree: Path, files: list[FileEntry]) -> None:
+    stamp = {entry.path: _stat_stamp(tree / entry.path) for entry in files}
+    write_atomic(_stamp_path(tree), json.dumps(stamp))
+
+
+def _read_stamp(tree: Path) -> dict[str, list[int]]:
+    try:
+        stamp = json.loads(_stamp_path(tree).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # no stamp, or a damaged one: everything is hashed again, which is always right
+    return stamp if isinstance(stamp, dict) else {}

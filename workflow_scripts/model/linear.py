@@ -1,0 +1,70 @@
+"""Bias-free linear layers over a weights artifact: as dense numbers for eager torch, as stored codes for export."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from workflow_scripts.quantize.weights import Dense, Palette, Weights
+
+LinearFactory = Callable[[str], nn.Module]
+"""Maps a canonical tensor name such as `layers.3.mlp.up_proj.weight` to its layer."""
+
+
+class DenseLinear(nn.Module):
+    """y = x W^T with W [N, K] stored as plain numbers."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] -> [..., N]."""
+        return nn.functional.linear(x, self.weight)
+
+
+class PaletteLinear(nn.Module):
+    """y = x W^T with W [N, K] stored as one palette index per value and a codebook per group of rows.
+
+    The converter recognises the packed form by these buffer names: with others, widths below 8 bits fail
+    to convert (measured on coreai-torch 0.4.3). Eager execution expands N*K*2^bits values: use `DenseLinear` there.
+    """
+
+    def __init__(self, palette: Palette, dtype: torch.dtype) -> None:
+        super().__init__()
+        # The ops are registered by this import alone, not by `import coreai_torch`.
+        import coreai_torch._compression.custom_layers  # noqa: F401
+
+        groups, entries = palette.codebook.shape
+        codebook = torch.from_numpy(palette.codebook).to(dtype)
+        self.register_buffer("indices", torch.from_numpy(palette.indices))
+        self.register_buffer("lut", codebook.reshape(groups, 1, entries, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] -> [..., N]."""
+        return nn.functional.linear(x, torch.ops.coreai.lut_to_dense(self.indices, self.lut, 0))
+
+
+def eager_linears(weights: Weights) -> LinearFactory:
+    """Layers with the artifact's values expanded to float32: what every precision is compared with."""
+
+    def build(name: str) -> nn.Module:
+        return DenseLinear(torch.from_numpy(weights.linear(name).dequantize()))
+
+    return build
+
+
+def exported_linears(weights: Weights, dtype: torch.dtype) -> LinearFactory:
+    """Layers that carry the artifact's stored codes into a bundle; `dtype` is the compute type of the graph.
+
+    Codebooks and dense values keep the artifact's float16 rounding also in a float32 graph, so that a
+    float32 twin holds exactly the numbers of the shipped bundle.
+    """
+
+    def build(name: str) -> nn.Module:
+        stored = weights.linear(name)
+        if isinstance(stored, Dense):
+            return DenseLinear(torch.from_numpy(stored.array).to(dtype))
+        return PaletteLinear(stored, dtype)
+
+    return build

@@ -1,0 +1,100 @@
+"""The I/O contract of every graph form: function -> inputs and outputs with dtype and shape.
+
+Export traces with it, gates compare a finished bundle with it, hosts allocate by it. Pure data: no torch here.
+Names and shapes are those of the published bundles, which apps load by name.
+"""
+
+from dataclasses import dataclass
+
+from workflow_scripts.checkpoint.text_config import FULL, SLIDING, TextConfig
+from workflow_scripts.errors import UserError
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Element type (numpy's name) and static shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """Inputs and outputs of one function, in order."""
+
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+
+
+COMPUTE_DTYPES = {"fp32": "float32", "fp16": "float16"}
+_TOKEN = TensorSpec("int32", (1, 1))
+
+
+def hostcache_core(config: TextConfig, context: int, compute: str) -> dict[str, FunctionSpec]:
+    """One position; `context` past columns in the caches, the current one is column `context` of the masks."""
+    dtype = COMPUTE_DTYPES[compute]
+    hidden = TensorSpec(dtype, (1, 1, config.hidden_size))
+    mask = TensorSpec(dtype, (1, 1, 1, context + 1))
+
+    def cache(kind: str, length: int) -> TensorSpec:
+        slots = config.slots(kind)
+        head_dim = config.layer_head_dim(slots[0])
+        return TensorSpec(dtype, (len(slots), 1, config.num_key_value_heads, length, head_dim))
+
+    inputs = {
+        "inputs_embeds": hidden,
+        "per_layer_inputs": TensorSpec(
+            dtype, (1, 1, config.num_hidden_layers, config.hidden_size_per_layer_input)
+        ),
+        "position_ids": _TOKEN,
+        "causal_mask_full": mask,
+        "causal_mask_sliding": mask,
+        "sliding_k": cache(SLIDING, context),
+        "sliding_v": cache(SLIDING, context),
+        "full_k": cache(FULL, context),
+        "full_v": cache(FULL, context),
+    }
+    outputs = {
+        "hidden": hidden,
+        "sliding_k_cur": cache(SLIDING, 1),
+        "sliding_v_cur": cache(SLIDING, 1),
+        "full_k_cur": cache(FULL, 1),
+        "full_v_cur": cache(FULL, 1),
+    }
+    return {"main": FunctionSpec(inputs, outputs)}
+
+
+def head(config: TextConfig, context: int, compute: str) -> dict[str, FunctionSpec]:
+    """Logits with softcap; float32 on both sides in every precision."""
+    hidden = TensorSpec("float32", (1, 1, config.hidden_size))
+    return {
+        "main": FunctionSpec({"hidden": hidden}, {"logits": TensorSpec("float32", (1, 1, config.vocab_size))})
+    }
+
+
+def head_argmax(config: TextConfig, context: int, compute: str) -> dict[str, FunctionSpec]:
+    """The next token id."""
+    hidden = TensorSpec("float32", (1, 1, config.hidden_size))
+    return {"main": FunctionSpec({"hidden": hidden}, {"token_id": _TOKEN})}
+
+
+def frontend(config: TextConfig, context: int, compute: str) -> dict[str, FunctionSpec]:
+    """Two functions: token id -> embedding; token id and embedding -> per-layer inputs."""
+    core = hostcache_core(config, context, compute)["main"].inputs
+    embeds, per_layer = core["inputs_embeds"], core["per_layer_inputs"]
+    return {
+        "gather_embeds": FunctionSpec({"input_ids": _TOKEN}, {"inputs_embeds": embeds}),
+        "gather_per_layer": FunctionSpec(
+            {"input_ids": _TOKEN, "inputs_embeds": embeds}, {"per_layer_inputs": per_layer}
+        ),
+    }
+
+
+_FORMS = {"hostcache_core": hostcache_core, "head": head, "head_argmax": head_argmax, "frontend": frontend}
+
+
+def signature(form: str, config: TextConfig, context: int, compute: str) -> dict[str, FunctionSpec]:
+    """Signature of a graph form. Raises UserError for a form that does not exist."""
+    if form not in _FORMS:
+        raise UserError(f"there is no graph form `{form}`: it is one of {', '.join(_FORMS)}")
+    return _FORMS[form](config, context, compute)

@@ -1,0 +1,1 @@
+"""Release folders: packaging, verification, chat from a folder alone."""

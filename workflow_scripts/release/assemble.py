@@ -1,0 +1,190 @@
+"""A release: its folders, README.md, release.json, measured.json and SHA256SUMS.
+
+Who says what: `SHA256SUMS` lists every file but itself and measured.json; `release.json` lists every file but
+these three; both JSON files are sealed. So an altered byte anywhere can be pinned on its file.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.errors import UserError
+from workflow_scripts.files import place_file, place_tree, sha256_file, sha256_text, write_atomic
+from workflow_scripts.manifest import FileEntry, Manifest, manifest_path, read_manifest
+from workflow_scripts.release import readme, seal, sums
+from workflow_scripts.release.gate_results import GateResult
+from workflow_scripts.release.licence import Licence, read_licence
+from workflow_scripts.release.names import FORMAT, MEASURED, PROVENANCE, README, RELEASE, SUMS
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """Everything a release is made of: checked result folders by name, gates by name, and the configuration."""
+
+    model: str
+    slug: str
+    checkpoint: Path
+    folders: dict[str, Path]
+    weights: dict[str, Path]
+    gates: dict[str, GateResult]
+    gate_folders: dict[str, Path]
+    required_gates: list[str]
+    artifacts: dict[str, dict[str, Any]]
+
+
+def assemble(parts: Ingredients, out: Path) -> None:
+    """Fill the empty folder `out` with the whole release. Raises UserError where the parts do not fit together."""
+    manifests = {name: read_manifest(manifest_path(tree)) for name, tree in _trees(parts).items()}
+    _check_one_checkpoint(parts, manifests)
+    licence = read_licence(parts.checkpoint / "source")
+    for name, tree in parts.folders.items():
+        place_tree(tree, out / name)
+    for path in licence.files:
+        place_file(path, out / path.name)
+    # The runner has just checked these folders, so their manifests spare hashing gigabytes once more.
+    files = [
+        FileEntry(f"{name}/{entry.path}", entry.size, entry.sha256)
+        for name in parts.folders
+        for entry in manifests[f"folder_{name}"].files
+    ]
+    files += [FileEntry(p.name, p.stat().st_size, sha256_file(p)) for p in licence.files]
+    document = _describe(parts, manifests, licence, files)
+    text = readme.render(document)
+    write_atomic(out / README, text)
+    files.append(FileEntry(README, len(text.encode()), sha256_text(text)))
+    document["files"] = _file_list(files)
+    _write_records(document, parts.gates.values(), out)
+
+
+def _write_records(document: dict[str, Any], gates: Iterable[GateResult], out: Path) -> None:
+    """Write release.json, measured.json and SHA256SUMS."""
+    release = seal.sealed_text(document)
+    digests = {entry["path"]: entry["sha256"] for entry in document["files"]}
+    write_atomic(out / RELEASE, release)
+    write_atomic(out / SUMS, sums.format_sums({**digests, RELEASE: sha256_text(release)}))
+    measured = {"format": FORMAT, "gates": {gate.name: gate.measured for gate in gates if gate.measured}}
+    write_atomic(out / MEASURED, seal.sealed_text(measured))
+
+
+def _trees(parts: Ingredients) -> dict[str, Path]:
+    """Every input's folder by its input name."""
+    return {
+        "checkpoint": parts.checkpoint,
+        **{f"folder_{name}": tree for name, tree in parts.folders.items()},
+        **{f"gate_{name}": tree for name, tree in parts.gate_folders.items()},
+        **{f"weights_{name}": tree for name, tree in parts.weights.items()},
+    }
+
+
+def _check_one_checkpoint(parts: Ingredients, manifests: Mapping[str, Manifest]) -> None:
+    expected = manifests["checkpoint"].digest
+    for name, manifest in manifests.items():
+        if manifest.ingredients.inputs.get("checkpoint", expected) != expected:
+            raise UserError(
+                f"{name} was made from another checkpoint than this release's: "
+                f"delete {manifest_path(_trees(parts)[name])} and run again"
+            )
+
+
+def _describe(
+    parts: Ingredients, manifests: Mapping[str, Manifest], licence: Licence, files: list[FileEntry]
+) -> dict[str, Any]:
+    """The content of release.json but the README's entry in `files`; no times, hosts or paths of this machine."""
+    artifacts = _artifacts(parts, files)
+    return {
+        "format": FORMAT,
+        "model": parts.model,
+        "slug": parts.slug,
+        "checkpoint": _checkpoint(parts.checkpoint, manifests["checkpoint"]),
+        "licence": {"name": licence.name, "link": licence.link, "files": [p.name for p in licence.files]},
+        "recipes": _recipes(parts, manifests),
+        "folders": {name: _folder(parts, manifests, name, files) for name in parts.folders},
+        "artifacts": artifacts,
+        "gates": {
+            name: {
+                **gate.verdict,
+                "required": name in parts.required_gates,
+                "inputs": manifests[f"gate_{name}"].ingredients.inputs,
+            }
+            for name, gate in parts.gates.items()
+        },
+        "tools": _tool_versions([m.ingredients.tools for m in manifests.values()], artifacts),
+        "files": _file_list(files),
+    }
+
+
+def _checkpoint(tree: Path, manifest: Manifest) -> dict[str, Any]:
+    """Identity of the checkpoint: of its text weights and config, of its files, where it comes from, of the result."""
+    document = json.loads((tree / "checkpoint.json").read_text(encoding="utf-8"))
+    identity = {key: document[key] for key in ("digest", "origin", "files")}
+    return {**identity, "result_digest": manifest.digest}
+
+
+def _recipes(parts: Ingredients, manifests: Mapping[str, Manifest]) -> dict[str, Any]:
+    """Each quantization recipe with the digest and total error of its weights, where they are an input."""
+    names = {
+        entry["recipe"] for entry in parts.artifacts.values() if entry.get("recipe")
+    } | parts.weights.keys()
+    recipes: dict[str, Any] = {}
+    for name in sorted(names):
+        recipes[name] = {"digest": None, "total": None}
+        if name in parts.weights:
+            report = json.loads((parts.weights[name] / "report.json").read_text(encoding="utf-8"))
+            recipes[name] = {"digest": manifests[f"weights_{name}"].digest, "total": report["total"]}
+    return recipes
+
+
+def _folder(
+    parts: Ingredients, manifests: Mapping[str, Manifest], name: str, files: list[FileEntry]
+) -> dict[str, Any]:
+    inside = [entry for entry in files if entry.path.startswith(f"{name}/")]
+    params = manifests[f"folder_{name}"].ingredients.params
+    return {
+        "digest": manifests[f"folder_{name}"].digest,
+        "driver": params.get("driver"),
+        "contents": sorted(_provenance(parts.folders[name])),
+        "files": len(inside),
+        "bytes": sum(entry.size for entry in inside),
+    }
+
+
+def _provenance(folder: Path) -> dict[str, dict[str, Any]]:
+    return json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
+
+
+def _artifacts(parts: Ingredients, files: list[FileEntry]) -> dict[str, Any]:
+    """Everything published, by name: what it is, where it lies, how big it is, what it was made of."""
+    found: dict[str, Any] = {}
+    for folder, tree in parts.folders.items():
+        for name, made_of in _provenance(tree).items():
+            declared = {"form": made_of["stage"], "recipe": None, "compute": None} | parts.artifacts.get(
+                name, {}
+            )
+            known = found.setdefault(name, {**made_of, **declared, "folders": []})
+            if known["digest"] != made_of["digest"]:
+                raise UserError(
+                    f"`{name}` is published with two contents: in {known['folders'][0]} and in {folder}"
+                )
+            known["folders"].append(folder)
+            inside = [entry.size for entry in files if entry.path.startswith(f"{folder}/{name}/")]
+            known["bytes"] = sum(inside)
+    absent = sorted(parts.artifacts.keys() - found.keys())
+    if absent:
+        raise UserError(f"`{absent[0]}` is declared as an artifact, but no folder of the release has it")
+    return found
+
+
+def _tool_versions(direct: list[dict[str, str]], artifacts: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Every version of every tool that had a part; a second version shows a release built on two hosts."""
+    versions: dict[str, set[str]] = {}
+    for tools in [*direct, *(entry["tools"] for entry in artifacts.values())]:
+        for name, version in tools.items():
+            versions.setdefault(name, set()).add(version)
+    return {name: sorted(found) for name, found in sorted(versions.items())}
+
+
+def _file_list(files: list[FileEntry]) -> list[dict[str, Any]]:
+    ordered = sorted(files, key=lambda entry: entry.path)
+    return [{"path": entry.path, "size": entry.size, "sha256": entry.sha256} for entry in ordered]

@@ -1,0 +1,44 @@
+"""`chat FOLDER --prompt TEXT`: answer from a release folder alone, through the Core AI runtime."""
+
+import argparse
+from pathlib import Path
+
+from workflow_scripts.coreai.isolated import isolated
+from workflow_scripts.errors import UserError
+from workflow_scripts.release import driver
+from workflow_scripts.release.plan import Plan
+from workflow_scripts.release.tokenizer import ChatTokenizer
+
+
+def main(arguments: list[str]) -> int:
+    """Print the reply alone on stdout; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m workflow_scripts chat", description=__doc__)
+    parser.add_argument("folder", type=Path, help="such as results/gemma-4-tiny/release/macos")
+    parser.add_argument("--prompt", required=True, help="what the user says")
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    options = parser.parse_args(arguments)
+    print(reply(options.folder, options.prompt, options.max_new_tokens))
+    return 0
+
+
+def reply(folder: Path, prompt: str, new_tokens: int) -> str:
+    """The greedy reply to one user message, without the stop token.
+
+    Raises UserError where the folder is no set that can be driven, or the prompt leaves no room in the context.
+    """
+    plan = Plan.open(folder)
+    tokenizer = ChatTokenizer.open(folder / plan.tokenizer)
+    ids = tokenizer.encode_chat([{"role": "user", "content": prompt}])
+    room = plan.context - len(ids)
+    if room < 1:
+        raise UserError(
+            f"the prompt has {len(ids)} tokens, the set was exported for {plan.context}: shorten it"
+        )
+    output = isolated(
+        driver.answer,
+        folder=str(folder),
+        prompt_ids=ids,
+        new_tokens=min(new_tokens, room),
+        stop_ids=plan.stop_token_ids,
+    )["output"]
+    return tokenizer.decode([int(token) for token in output if token not in plan.stop_token_ids])

@@ -1,0 +1,42 @@
+"""README.md of a release, for the people who download it; everything in it comes from release.json."""
+
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from workflow_scripts.closure import data_file
+
+_HARDWARE_GATES = ("gpu", "ane", "device")  # gates of that kind speak for themselves, also where not run
+_TEMPLATE = data_file(__file__, "readme.md.j2")
+
+
+def render(document: dict[str, Any]) -> str:
+    """The text, from the content of release.json; equal content gives equal text."""
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters |= {"size": human_size, "bounds": _bounds, "cell": _cell}
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        release=document,
+        compiled=any(".aimodelc/" in entry["path"] for entry in document["files"]),
+        driven=sorted(name for name, folder in document["folders"].items() if folder["driver"]),
+        on_hardware=any(gate["gate"] in _HARDWARE_GATES for gate in document["gates"].values()),
+        not_run={k: gate for k, gate in document["gates"].items() if gate["verdict"] == "not_run"},
+    )
+
+
+def human_size(count: int) -> str:
+    """Bytes in decimal units, as download pages show them."""
+    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
+        if count >= 10**power:
+            return f"{count / 10**power:.2f} {unit}"
+    return f"{count} bytes"
+
+
+def _bounds(bounds: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(bounds.items())) or "-"
+
+
+def _cell(text: object) -> str:
+    """Text that cannot break a Markdown table row."""
+    return " ".join(str(text).replace("|", "\\|").split())

@@ -1,0 +1,29 @@
+"""Gate stage `numbers` over one bundle.
+
+Params: form, compute, context. Inputs: bundle, oracle; and weights with their reference, or tables for a front end.
+"""
+
+from workflow_scripts.gates import numbers
+from workflow_scripts.gates.oracle import Oracle
+from workflow_scripts.gates.verdict import Verdict
+from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.stages.runner import Job
+from workflow_scripts.tables.raw import RawTables
+
+
+def run(job: Job) -> None:
+    """Fill `job.out` with the verdict."""
+    form, compute, bundle = job.params["form"], job.params["compute"], job.inputs["bundle"]
+    oracle = Oracle.open(job.inputs["oracle"])
+    verdict = Verdict("numbers", bundle.name)
+    if form == "frontend":
+        ids = sorted({token for dialogue in oracle.dialogues.values() for token in dialogue.fed_ids})
+        numbers.gate_frontend(verdict, bundle, RawTables.open(job.inputs["tables"]), ids)
+    else:
+        weights, arrays = Weights.open(job.inputs["weights"]), job.inputs["reference"] / "measured.npz"
+        evidence = numbers.Evidence(oracle, weights, arrays)
+        if form == "hostcache_core":
+            numbers.gate_core(verdict, bundle, evidence, compute, job.params["context"])
+        else:
+            numbers.gate_head(verdict, bundle, evidence, form, compute)
+    verdict.conclude(job.out)

@@ -1,0 +1,17 @@
+"""Stage: checkpoint -> oracle.
+
+Params: min_margin; dialogues, a list of mappings as in the config's `oracle.dialogues`.
+"""
+
+from workflow_scripts.checkpoint.reader import Checkpoint
+from workflow_scripts.gates.make_oracle import Request, build_oracle
+from workflow_scripts.stages.runner import Job
+
+
+def run(job: Job) -> None:
+    """Fill `job.out` with oracle.json, measured.json and measured.npz."""
+    requests = [
+        Request(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
+        for entry in job.params["dialogues"]
+    ]
+    build_oracle(Checkpoint.open(job.inputs["checkpoint"]), requests, job.params["min_margin"], job.out)

@@ -1,0 +1,45 @@
+"""Stage `package`: one release folder from its bundles, tables and the checkpoint's tokenizer files."""
+
+from workflow_scripts.errors import UserError
+from workflow_scripts.release import package
+from workflow_scripts.release.plan import Plan, host_text
+from workflow_scripts.stages.runner import Job
+
+
+def run(job: Job) -> None:
+    """Fill the folder.
+
+    Inputs `bundle_<role>`, `tables_<n>` (n counts from 0) and `checkpoint`. Parameters `bundles` (role ->
+    published name), `tables` (published names), `tokenizer`, `driver` (null: no plan is written), `context`.
+    """
+    driver, with_tokenizer = job.params["driver"], job.params["tokenizer"]
+    if driver and not with_tokenizer:
+        raise UserError(f"folder {job.params['folder']}: a folder with a driver needs `tokenizer: true`")
+    package.place_items(_items(job), job.digests["checkpoint"], job.out)
+    if not with_tokenizer:
+        return
+    config = package.read_text_config(job.inputs["checkpoint"])
+    tokenizer = package.place_tokenizer(job.inputs["checkpoint"] / "source", job.out)
+    package.check_vocabulary(tokenizer, config)
+    if driver:
+        Plan(
+            driver=driver,
+            bundles=job.params["bundles"],
+            tables=job.params["tables"],
+            tokenizer=package.TOKENIZER,
+            context=job.params["context"],
+            stop_token_ids=list(tokenizer.stop_token_ids),
+            text=host_text(config),
+        ).write(job.out)
+
+
+def _items(job: Job) -> list[package.Item]:
+    """The results to place; inputs and published names must answer each other."""
+    names = {f"bundle_{role}": name for role, name in job.params["bundles"].items()}
+    names |= {f"tables_{index}": name for index, name in enumerate(job.params["tables"])}
+    unequal = sorted(names.keys() ^ (job.inputs.keys() - {"checkpoint"}))
+    if unequal:
+        raise UserError(
+            f"folder {job.params['folder']}: {', '.join(unequal)} must be both an input and a published name"
+        )
+    return [package.Item(name, job.inputs[source]) for source, name in sorted(names.items())]

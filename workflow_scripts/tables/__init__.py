@@ -1,0 +1,1 @@
+"""Per-layer embedding (PLE) and embedding tables: the raw gather dump and its reader."""
