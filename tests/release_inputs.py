@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.checkpoint.text_config import parse_text_config
+from workflow_scripts.checkpoint.config_json import parse_text_config
 from workflow_scripts.closure import ROOT
 from workflow_scripts.files import canonical_json
 from workflow_scripts.manifest import Ingredients, manifest_path, read_manifest, write_manifest
@@ -29,7 +29,7 @@ def result(
     """A result folder as a stage leaves it; returns its manifest."""
     tree = write_files(root / stage / artifact, files)
     tools = {"python": "3.11", "numpy": "2.0"}
-    write_manifest(tree, Ingredients(stage, artifact, "0" * 64, {"bits": 4}, inputs or {}, tools))
+    write_manifest(tree, Ingredients(stage, artifact, {"a.py": "0" * 64}, {"bits": 4}, inputs or {}, tools))
     return manifest_path(tree)
 
 

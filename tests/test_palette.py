@@ -116,6 +116,15 @@ def test_fit_is_a_fixed_point_of_lloyds_iteration():
     np.testing.assert_allclose(means, centroids, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("levels", [1, 2, 3])
+def test_gaps_of_very_different_size_leave_no_level_empty(levels):
+    """The small gaps vanish in float64 beside the large ones."""
+    values = np.array([0, 1e-30, 2e-30, 1])
+    centroids = fit(values, np.ones(4, np.int64), levels)
+    expected = {1: [0.25], 2: [1e-30, 1], 3: [0, 1.5e-30, 1]}[levels]
+    np.testing.assert_allclose(centroids, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [BF16, np.dtype(np.float16), np.dtype(np.float32)], ids=str)
 def test_the_stored_dtype_does_not_matter(dtype):
     """The same numbers in another dtype, counted another way, give the same palette."""

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tiny
-from workflow_scripts.checkpoint.text_config import FULL, SLIDING, RopeSpec, TextConfig, parse_text_config
+from workflow_scripts.checkpoint.config_json import parse_text_config
+from workflow_scripts.checkpoint.text_config import FULL, SLIDING, RopeSpec, TextConfig
 from workflow_scripts.errors import UserError
 
 CANONICAL = tiny.canonical_config()

@@ -13,10 +13,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from workflow_scripts.checkpoint.config_json import parse_text_config
 from workflow_scripts.checkpoint.layout import expected_tensors
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.checkpoint.safetensors import DTYPES, SafetensorsWriter
-from workflow_scripts.checkpoint.text_config import FULL, SLIDING, TextConfig, parse_text_config
+from workflow_scripts.checkpoint.text_config import FULL, SLIDING, TextConfig
 from workflow_scripts.stages import checkpoint as stage
 from workflow_scripts.stages.runner import Job
 

@@ -5,7 +5,6 @@ A module names a data file beside it with `data_file(__file__, "name.ext")`, alw
 """
 
 import ast
-import hashlib
 import importlib.metadata
 import sys
 from functools import cache
@@ -53,10 +52,9 @@ def stage_tools(stage: str) -> dict[str, str]:
     return versions
 
 
-def sources_digest(paths: list[Path]) -> str:
-    """One hex sha256 over names and bytes of source files."""
-    lines = [f"{sha256_file(path)}  {path.relative_to(ROOT).as_posix()}\n" for path in paths]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+def stage_code(stage: str) -> dict[str, str]:
+    """Source file (path from the project's root) -> hex sha256, for every file that a stage reaches."""
+    return {path.relative_to(ROOT).as_posix(): sha256_file(path) for path in stage_sources(stage)}
 
 
 def _reach(start: Path) -> set[Path]:

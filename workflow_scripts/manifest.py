@@ -36,11 +36,15 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Ingredients:
-    """Everything that can change a result; its digest is the key under which the result is known."""
+    """Everything that can change a result; its digest is the key under which the result is known.
+
+    `code` maps each source file that the stage reaches to its sha256, so that a difference can be named; `inputs` maps
+    an input's name to the digest of its content; `tools` a distribution to its version.
+    """
 
     stage: str
     artifact: str
-    code: str
+    code: dict[str, str]
     params: dict[str, Any]
     inputs: dict[str, str]
     tools: dict[str, str]

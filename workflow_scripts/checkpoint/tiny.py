@@ -403,8 +403,8 @@ def report(step: int, plan: Plan, margins: torch.Tensor, seconds: float) -> None
 CARD_TITLE = "# gemma-4-tiny: the embedded test checkpoint\n"
 CARD = """
 A Gemma 4 text decoder in small ({parameters:,} parameters, bf16, Hugging Face layout), trained from
-random numbers on the dialogues below and on nothing else. **Nothing of it comes from Google's
-weights**; it knows nothing else, and its name only says which architecture it has.
+random numbers on the dialogues of `workflow_scripts/checkpoint/tiny_dialogues.yaml`. **Nothing of it
+comes from Google's weights**; it knows nothing else, and its name only says which architecture it has.
 
 It is the pipeline's default checkpoint and its test double, so it has every feature that makes
 Gemma 4 hard to re-author: 4:1 sliding and full attention with two head sizes (32 and 64), a window
@@ -419,7 +419,7 @@ for honest 4-bit weights, low enough that a wrong decoder changes tokens. The sa
 same bytes each time; another CPU may round differently, so this folder is kept in version control.
 
 Figures of this folder (transformers, eager attention, fp32; greedy with the K/V cache). "int4" is the
-smallest margin of the right token with every matrix as int4 in blocks of 32.
+smallest margin of the right token with every matrix as symmetric int4 in blocks of 32 inputs.
 
 | dialogue | answer tokens | smallest margin | smallest margin, int4 |
 |---|---|---|---|

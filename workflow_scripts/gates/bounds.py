@@ -1,7 +1,7 @@
 """Numeric bounds of the gates, each derived; none is fitted to what a bundle happens to give.
 
-float32: logits are soft-capped at 30. Hugging Face's own two float32 paths (cached and whole sequence) differ by 8e-6, and
-runtime and torch by up to 1.6e-5 (measured on a tiny model); 1e-4 leaves six times that and is far below what
+float32: logits are soft-capped at 30. Hugging Face's own two float32 paths (cached and whole sequence) differ by 8e-6,
+and runtime and torch by up to 1.6e-5 (measured on a tiny model); 1e-4 leaves six times that and is far below what
 any wrong term of the decoder causes (3 to 8).
 
 float16 in the Linux runtime: a matmul adds its K products one after the other into one float16 accumulator

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoTokenizer, Gemma4ForCausalLM
+from transformers import AutoTokenizer, Gemma4ForCausalLM, Gemma4TextConfig
 
 from workflow_scripts.checkpoint.reader import Checkpoint
+from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import write_json
 from workflow_scripts.gates.oracle import FORMAT
@@ -63,8 +64,7 @@ class _MappedRows(torch.nn.Module):
 
 def load_model(checkpoint: Checkpoint) -> Gemma4ForCausalLM:
     """The checkpoint's text model in float32, eager; every parameter is loaded or the load fails."""
-    config = AutoConfig.from_pretrained(checkpoint.source).get_text_config()
-    config.vocab_size_per_layer_input = 1  # a table of one row, replaced below by the one on disk
+    config = _hf_config(checkpoint.config)
     names = [name for name in checkpoint.names() if name != _PLE_TABLE]
     state = {f"model.{name}": torch.from_numpy(checkpoint.float32(name)) for name in names}
     state[f"model.{_PLE_TABLE}"] = torch.from_numpy(checkpoint.float32(_PLE_TABLE, slice(0, 1)))
@@ -82,6 +82,23 @@ def load_model(checkpoint: Checkpoint) -> Gemma4ForCausalLM:
         checkpoint, model.model.embed_tokens_per_layer.embed_scale
     )
     return model.eval()
+
+
+def _hf_config(config: TextConfig) -> Gemma4TextConfig:
+    """The canonical configuration in transformers' words.
+
+    Not read from config.json: of some spellings that the checkpoint room accepts, such as flat RoPE fields,
+    transformers silently takes its own defaults instead.
+    """
+    fields = config.to_json()
+    rope, eos = fields.pop("rope"), fields.pop("eos_token_ids")
+    parameters = {
+        kind: {"rope_theta": spec["theta"], "rope_type": spec["rope_type"]}
+        | ({"partial_rotary_factor": spec["partial_rotary_factor"]} if spec["rope_type"] != "default" else {})
+        for kind, spec in rope.items()
+    }
+    one_row = {"vocab_size_per_layer_input": 1}  # the table is replaced by the one on disk
+    return Gemma4TextConfig(**{**fields, **one_row}, rope_parameters=parameters, eos_token_id=eos)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from workflow_scripts.errors import UserError
@@ -62,25 +62,31 @@ def verify(release: Path) -> Report:
     """Check a release folder. Raises UserError where the folder is no release at all."""
     if not release.is_dir():
         raise UserError(f"{release} is not a folder: name the release folder, which holds {SUMS}")
-    if not any(os.path.lexists(release / name) for name in (RELEASE, SUMS)):
+    if not {RELEASE, SUMS} & {path.name for path in release.iterdir()}:
         raise UserError(f"{release} is no release: it has neither {SUMS} nor {RELEASE}")
     found, problems = _walk(release)
-    if "." in problems:
-        raise UserError(f"{release} {problems['.']}")
     digests, unread = _hash_files(release, found)
     problems |= unread
     records = {name: (release / name).read_bytes() if name in digests else b"" for name in RECORDS}
     document = _open_sealed(records[RELEASE])
     listed = _listed(document, records[SUMS])
     problems |= _altered_records(records, document, digests) | _altered_files(listed, digests)
-    for name in (set(RECORDS) | listed.keys()) - found.keys() - problems.keys():
-        if not any(parent.as_posix() in problems for parent in Path(name).parents):
-            problems[name] = "missing"
-    if listed:  # with both lists unreadable nothing can be called stray
-        for name in found.keys() - listed.keys() - set(RECORDS) - problems.keys():
-            problems[name] = "not part of the release"
+    problems |= _missing_and_stray(listed, found, problems)
     title = f"{document['model']} ({document['slug']})" if document else str(release)
     return Report(problems, len(found.keys() | problems.keys()), sum(found.values()), title)
+
+
+def _missing_and_stray(
+    listed: Mapping[str, str], found: Mapping[str, int], problems: Mapping[str, str]
+) -> dict[str, str]:
+    """What is listed and not there, and what is there and not listed, as far as no known problem explains it."""
+    missing = (set(RECORDS) | listed.keys()) - found.keys() - problems.keys()
+    explained = {
+        name for name in missing if any(str(folder) in problems for folder in PurePosixPath(name).parents)
+    }
+    # With both lists unreadable nothing can be called stray.
+    stray = found.keys() - listed.keys() - set(RECORDS) - problems.keys() if listed else set()
+    return dict.fromkeys(missing - explained, "missing") | dict.fromkeys(stray, "not part of the release")
 
 
 def _altered_records(

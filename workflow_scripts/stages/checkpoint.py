@@ -10,11 +10,12 @@ Parameters: `source` ("hf://owner/name@commit", or a folder that also comes as i
 from pathlib import Path
 from typing import Any
 
+from workflow_scripts.checkpoint.config_json import parse_text_config
 from workflow_scripts.checkpoint.fetch import fetch
 from workflow_scripts.checkpoint.folder import CONFIG, needed_files, read_config, read_tensors
 from workflow_scripts.checkpoint.layout import EMBEDDING, TextTensors, select_text_tensors
 from workflow_scripts.checkpoint.reader import FORMAT, RECORD, SOURCE
-from workflow_scripts.checkpoint.text_config import TextConfig, parse_text_config
+from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.checkpoint.validate import check_head, check_tensor, content_digest
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import place_file, sha256_file, write_json

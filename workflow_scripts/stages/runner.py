@@ -75,7 +75,7 @@ def execute(stage: str, inputs: dict[str, Path], params: dict[str, Any], output:
     ingredients = manifest.Ingredients(
         stage=stage,
         artifact=tree.name,
-        code=closure.sources_digest(closure.stage_sources(stage)),
+        code=closure.stage_code(stage),
         params=params,
         inputs=digests,
         tools=closure.stage_tools(stage),

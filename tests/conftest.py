@@ -1,0 +1,64 @@
+"""Shared fixtures: the embedded checkpoint as a result of stage `checkpoint`, and its weights per recipe."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+# Child processes of the package (stages, isolated runs) find it from any working directory.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+TINY = ROOT / "resources" / "gemma-4-tiny"
+
+
+@pytest.fixture(scope="session")
+def run_stage(tmp_path_factory):
+    """Run a stage in this process; returns the result folder."""
+    from workflow_scripts import manifest
+    from workflow_scripts.stages import runner
+
+    home = tmp_path_factory.mktemp("results")
+
+    def run(stage, artifact, inputs, **params):
+        output = home / stage / f"{artifact}{manifest.SUFFIX}"
+        runner.execute(stage, inputs, params, output)
+        return manifest.tree_path(output)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(run_stage):
+    """The checked embedded checkpoint (a result folder)."""
+    return run_stage(
+        "checkpoint",
+        "text",
+        {"source": TINY},
+        source=str(TINY),
+        allow_moving_revision=False,
+        sha256={},
+        num_hidden_layers=10,
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_weights(run_stage, tiny_checkpoint):
+    """Recipe -> weights of the embedded checkpoint (result folders)."""
+    from workflow_scripts.manifest import manifest_path
+
+    inputs = {"checkpoint": manifest_path(tiny_checkpoint)}
+    return {
+        recipe: run_stage("weights", recipe, inputs, recipe=recipe)
+        for recipe in ("fp32", "fp16", "int8-kmeans-g32")
+    }
+
+
+@pytest.fixture(scope="session")
+def tiny_tables(run_stage, tiny_checkpoint):
+    """Raw tables of the embedded checkpoint (a result folder)."""
+    from workflow_scripts.manifest import manifest_path
+
+    return run_stage("tables", "gemma4_gather_raw", {"checkpoint": manifest_path(tiny_checkpoint)})

@@ -1,0 +1,243 @@
+"""Gates pass what is right and catch what is not, on real bundles and on damaged copies of them."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from workflow_scripts import manifest
+from workflow_scripts.checkpoint.reader import Checkpoint
+from workflow_scripts.coreai.bytecode import read_constants
+from workflow_scripts.errors import GateFailed, UserError
+from workflow_scripts.gates import bounds, numbers, stored_weights
+from workflow_scripts.gates.oracle import Dialogue
+from workflow_scripts.gates.structure import gate_structure
+from workflow_scripts.gates.tokens import LONG_RUN, gate_dialogue, is_long
+from workflow_scripts.gates.verdict import Verdict
+from workflow_scripts.manifest import manifest_path
+from workflow_scripts.model.names import HEAD_WEIGHT
+from workflow_scripts.model.signature import signature
+from workflow_scripts.quantize.weights import Weights
+
+INT8 = "int8-kmeans-g32"
+
+
+def failures(verdict):
+    return [check.name for check in verdict.checks if not check.passed]
+
+
+@pytest.fixture(scope="module")
+def config(tiny_checkpoint):
+    return Checkpoint.open(tiny_checkpoint).config
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_weights):
+    return Weights.open(tiny_weights[INT8])
+
+
+@pytest.fixture(scope="module")
+def head(run_stage, tiny_weights):
+    """A real int8 argmax head."""
+    inputs = {"weights": manifest_path(tiny_weights[INT8])}
+    return run_stage("export_head", "head.aimodel", inputs, form="head_argmax", compute="fp16", context=512)
+
+
+def structure_of(bundle, config, weights, form="head_argmax", compute="fp16"):
+    verdict = Verdict("structure", "head")
+    constants = stored_weights.head_constants(weights, compute)
+    gate_structure(verdict, bundle, signature(form, config, 512, compute), constants)
+    return failures(verdict)
+
+
+def test_a_sound_bundle_passes_the_structure_gate(head, config, weights):
+    assert structure_of(head, config, weights) == []
+
+
+def damage_constant(program):
+    data = bytearray(program.read_bytes())
+    data[read_constants(program)[0].offset] ^= 1
+    program.write_bytes(data)
+
+
+def test_one_flipped_bit_of_a_weight_is_found(head, config, weights, tmp_path):
+    bundle = shutil.copytree(head, tmp_path / "head.aimodel")
+    damage_constant(bundle / "main.mlirb")
+    assert structure_of(bundle, config, weights) == ["main.hash", "constants are named by content"]
+
+
+def test_weights_in_another_width_are_found(head, config, tiny_weights):
+    """A tool that skips a tensor silently leaves it in float16: the recipe's codes are not in the bundle."""
+    found = structure_of(head, config, Weights.open(tiny_weights["fp16"]))
+    assert "1 weights stored as the recipe says" in found
+    assert "bytes of constants against prediction" in found
+
+
+def test_another_interface_is_found(head, config, weights):
+    assert any(name.startswith("interface") for name in structure_of(head, config, weights, form="head"))
+
+
+def test_machine_paths_random_names_and_strays_are_found(head, config, weights, tmp_path):
+    bundle = shutil.copytree(head, tmp_path / "head.aimodel")
+    (bundle / "stray").write_text("")
+    metadata = json.loads((bundle / "metadata.json").read_text())
+    del metadata["producer"]
+    metadata["creationDate"] = "20261201T120000Z"
+    (bundle / "metadata.json").write_text(json.dumps(metadata))
+    assert structure_of(bundle, config, weights) == ["files", "producer", "creation date"]
+
+
+@pytest.fixture(scope="module")
+def judged(run_stage, tiny_checkpoint, tiny_weights, head):
+    """Oracle and reference for one dialogue, and a function that runs the stage `gate_numbers` on the head."""
+    dialogues = [
+        {"name": "france", "turns": ["What is the capital of France?"], "new_tokens": 8, "numbers": True}
+    ]
+    checkpoint = manifest_path(tiny_checkpoint)
+    oracle = run_stage("oracle", "dialogues", {"checkpoint": checkpoint}, min_margin=0.1, dialogues=dialogues)
+    inputs = {
+        "checkpoint": checkpoint,
+        "weights": manifest_path(tiny_weights[INT8]),
+        "oracle": manifest_path(oracle),
+    }
+    reference = run_stage("reference", INT8, inputs)
+
+    def run(bundle, artifact="head"):
+        evidence = {
+            "bundle": manifest_path(bundle),
+            "oracle": manifest_path(oracle),
+            "weights": manifest_path(tiny_weights[INT8]),
+            "reference": manifest_path(reference),
+        }
+        return run_stage("gate_numbers", artifact, evidence, form="head_argmax", compute="fp16", context=512)
+
+    return run
+
+
+def test_the_numbers_gate_runs_the_real_head(judged, head):
+    tree = judged(head)
+    verdict = json.loads((tree / "verdict.json").read_text())
+    assert verdict["verdict"] == "pass" and verdict["reason"] is None
+    assert json.loads((tree / "measured.json").read_text())["france: positions with a clear choice"] >= 8
+
+
+def test_a_wrong_head_fails_with_position_and_tokens_and_keeps_its_verdict(
+    judged, head, tmp_path, run_stage, tiny_weights
+):
+    """The bytes of two rows of codes are swapped in the program: it still loads and runs."""
+    tree = shutil.copytree(head, tmp_path / "bad.aimodel")
+    program = tree / "main.mlirb"
+    codes = max(read_constants(program), key=lambda constant: constant.size)
+    data = bytearray(program.read_bytes())
+    half = codes.size // 2
+    first, second = (
+        data[codes.offset : codes.offset + half],
+        data[codes.offset + half : codes.offset + codes.size],
+    )
+    data[codes.offset : codes.offset + codes.size] = second + first
+    program.write_bytes(data)
+    manifest.write_manifest(tree, manifest.read_manifest(manifest_path(head)).ingredients)
+    with pytest.raises(
+        GateFailed,
+        match=r"bad\.aimodel: france: chosen ids: expected equal, found id \d+ for \d+ at position \d+",
+    ):
+        judged(tree, "bad")
+
+
+def test_a_failed_gate_keeps_its_table_but_has_no_manifest(tmp_path):
+    verdict = Verdict("numbers", "thing")
+    verdict.at_most("error", 2.0, 1.0, "position 3")
+    with pytest.raises(
+        GateFailed, match=r"gate numbers failed on thing: error: expected <= 1, found 2 at position 3"
+    ):
+        verdict.conclude(tmp_path)
+    assert "FAIL" in (tmp_path / "measured_table.txt").read_text()
+    assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == "fail"
+
+
+def test_a_gate_that_compares_nothing_is_no_pass(tmp_path):
+    with pytest.raises(ValueError, match="compared nothing"):
+        Verdict("numbers", "thing").conclude(tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1.1])
+def test_nan_and_infinity_never_pass(value):
+    verdict = Verdict("numbers", "thing")
+    found = np.zeros((2, 3), np.float32)
+    found[1, 2] = value
+    numbers.compare(verdict, "logits", found, np.zeros((2, 3), np.float32), 1.0)
+    assert failures(verdict) == ["logits"] and "position 1, id 2" in verdict.checks[0].found
+
+
+def dialogue(**changes):
+    fields = {"prompt_ids": [2, 5], "output_ids": [7, 8, 106], "gated": [0, 1, 2], "stops": True}
+    return Dialogue(name="d", numbers=False, text="", **(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ([0, 7, 8, 106], []),
+        ([0, 7, 9, 106], ["d: tokens"]),
+        ([0, 7, 8, 9], ["d: tokens", "d: stop token"]),
+        ([7, 8, 106, 0], ["d: tokens", "d: stop token"]),  # shifted by one position
+    ],
+)
+def test_tokens_are_compared_at_their_positions(chosen, expected):
+    verdict = Verdict("tokens", "folder")
+    gate_dialogue(verdict, dialogue(), np.array(chosen))
+    assert failures(verdict) == expected
+    if expected:
+        assert "first at position" in verdict.checks[0].found
+
+
+def test_an_ungated_tie_may_differ_and_nothing_gated_is_no_pass():
+    verdict = Verdict("tokens", "folder")
+    gate_dialogue(verdict, dialogue(gated=[0, 2]), np.array([0, 7, 99, 106]))
+    assert failures(verdict) == []
+    gate_dialogue(verdict, dialogue(gated=[], stops=False), np.array([0, 7, 8, 106]))
+    assert failures(verdict) == ["d: tokens"]
+
+
+def test_long_dialogues_belong_to_the_long_run():
+    assert not is_long(dialogue())
+    assert is_long(dialogue(output_ids=list(range(LONG_RUN))))
+
+
+def test_the_float16_bound_is_the_measured_accumulator():
+    """facts: rms error of a sequential float16 sum of K products, relative, within a factor of two of u*sqrt(K/6)."""
+    numbers_ = np.random.default_rng(0)
+    for terms in (64, 512, 1536):
+        products = numbers_.normal(size=(200, terms)).astype(np.float32)
+        sums = np.zeros(200, np.float16)
+        for column in products.T:
+            sums = (sums + column.astype(np.float16)).astype(np.float16)
+        exact = products.astype(np.float16).astype(np.float64).sum(1)
+        relative = np.sqrt(((sums - exact) ** 2).mean()) / np.sqrt((exact**2).mean())
+        assert 0.5 < relative / bounds.accumulator_error(terms) < 2
+
+
+def test_the_oracle_refuses_a_close_call(run_stage, tiny_checkpoint):
+    dialogues = [{"name": "babble", "prompt_ids": [2, 105, 300, 301, 302], "new_tokens": 40}]
+    inputs = {"checkpoint": manifest_path(tiny_checkpoint)}
+    with pytest.raises(UserError, match=r"`babble`: the margin .* at position \d+ is under 50"):
+        run_stage("oracle", "close", inputs, min_margin=50, dialogues=dialogues)
+    tree = run_stage("oracle", "ties", inputs, min_margin=50, dialogues=[dialogues[0] | {"skip_ties": True}])
+    assert json.loads((tree / "oracle.json").read_text())["dialogues"]["babble"]["gated"] == []
+
+
+def test_the_oracle_refuses_other_weights_than_expected(run_stage, tiny_checkpoint):
+    dialogues = [{"name": "known", "prompt_ids": [2, 105], "new_tokens": 2, "expect_ids": [1, 1]}]
+    with pytest.raises(UserError, match=r"`known`: the checkpoint answers ids .*not the weights"):
+        run_stage(
+            "oracle",
+            "other",
+            {"checkpoint": manifest_path(tiny_checkpoint)},
+            min_margin=0,
+            dialogues=dialogues,
+        )
+
+
+def test_head_weight_is_in_every_recipe(weights):
+    assert weights.linear(HEAD_WEIGHT).dequantize(slice(0, 2)).shape == (2, weights.config.hidden_size)

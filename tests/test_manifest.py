@@ -1,0 +1,157 @@
+"""Atomic files and manifests: nothing half-written looks whole, nothing altered is read."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workflow_scripts import files, manifest
+from workflow_scripts.errors import UserError
+
+INGREDIENTS = manifest.Ingredients(
+    "stage", "artifact", {"a.py": "0"}, {"a": 1}, {"in": "digest"}, {"python": "3.11"}
+)
+
+
+def make_result(folder, content):
+    tree = folder / "thing"
+    with files.new_tree(tree) as out:
+        for name, data in content.items():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_bytes(data)
+    return manifest.manifest_path(tree), manifest.write_manifest(tree, INGREDIENTS)
+
+
+def test_a_result_is_read_back_as_written(tmp_path):
+    path, written = make_result(tmp_path, {"a": b"1", "sub/b": b"22"})
+    assert manifest.verify_tree(path) == written
+    assert [(entry.path, entry.size) for entry in written.files] == [("a", 1), ("sub/b", 2)]
+    assert json.loads(path.read_text())["digest"] == written.digest
+
+
+@pytest.mark.parametrize("keep_time", [False, True])
+def test_an_altered_byte_is_found_and_named(tmp_path, keep_time):
+    """Also where size and mtime are put back: the change time tells."""
+    path, _ = make_result(tmp_path, {"a": b"1", "b": b"222"})
+    file = manifest.tree_path(path) / "b"
+    before = file.stat()
+    time.sleep(0.01)
+    with file.open("r+b") as stream:
+        stream.write(b"X")
+    if keep_time:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(UserError, match=r"thing/b .*bytes changed"):
+        manifest.verify_tree(path)
+
+
+def test_missing_and_stray_files_are_found_and_named(tmp_path):
+    path, _ = make_result(tmp_path, {"a": b"1", "b": b"2"})
+    (manifest.tree_path(path) / "c").write_text("stray")
+    with pytest.raises(UserError, match="thing/c is not part"):
+        manifest.verify_tree(path)
+    (manifest.tree_path(path) / "c").unlink()
+    (manifest.tree_path(path) / "a").unlink()
+    with pytest.raises(UserError, match="thing/a is missing"):
+        manifest.verify_tree(path)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", None])
+def test_an_unreadable_manifest_is_no_traceback(tmp_path, damage):
+    path, _ = make_result(tmp_path, {"a": b"1"})
+    if damage is None:
+        path.write_text(path.read_text().replace('"stage": "stage"', '"stage": "other"'))
+    else:
+        path.write_text(damage)
+    with pytest.raises(UserError, match="delete it and run again"):
+        manifest.verify_tree(path)
+
+
+def test_a_touched_file_is_hashed_again_and_accepted(tmp_path):
+    path, written = make_result(tmp_path, {"a": b"1"})
+    os.utime(manifest.tree_path(path) / "a")
+    assert manifest.verify_tree(path) == written
+
+
+def test_an_unchanged_file_is_not_hashed_again(tmp_path, monkeypatch):
+    path, written = make_result(tmp_path, {"a": b"1"})
+    monkeypatch.setattr(manifest, "sha256_file", lambda path: pytest.fail(f"hashed {path}"))
+    assert manifest.verify_tree(path) == written
+
+
+def test_figures_of_the_host_are_checked_but_not_in_the_digest(tmp_path):
+    _path, first = make_result(tmp_path / "1", {"a": b"1", "measured.json": b"0.1"})
+    other, second = make_result(tmp_path / "2", {"a": b"1", "measured.json": b"0.2"})
+    assert first.digest == second.digest
+    (manifest.tree_path(other) / "measured.json").write_bytes(b"0.3")
+    with pytest.raises(UserError, match=r"measured\.json"):
+        manifest.verify_tree(other)
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=3), st.binary(max_size=9), min_size=1, max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_the_digest_depends_on_names_and_bytes_only(tmp_path_factory, content):
+    entries = [
+        manifest.FileEntry(n, len(d), files.hashlib.sha256(d).hexdigest()) for n, d in sorted(content.items())
+    ]
+    digest = manifest.Manifest(INGREDIENTS, entries).digest
+    _path, written = make_result(tmp_path_factory.mktemp("m"), content)
+    assert written.digest == digest
+    name = sorted(content)[0]
+    _, changed = make_result(tmp_path_factory.mktemp("m"), content | {name: content[name] + b"!"})
+    assert changed.digest != digest
+
+
+@given(st.sampled_from(sorted(manifest.Ingredients.__dataclass_fields__)))
+def test_every_ingredient_changes_the_key(field):
+    value = getattr(INGREDIENTS, field)
+    other = value | {"new": "x"} if isinstance(value, dict) else value + "x"
+    assert manifest.Ingredients(**{**INGREDIENTS.__dict__, field: other}).key != INGREDIENTS.key
+
+
+def test_a_failed_build_leaves_the_old_result(tmp_path):
+    path, written = make_result(tmp_path, {"a": b"old"})
+    with pytest.raises(RuntimeError), files.new_tree(manifest.tree_path(path)) as out:
+        (out / "a").write_bytes(b"half")
+        raise RuntimeError
+    assert manifest.verify_tree(path) == written
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".thing.stamp.json", "thing", "thing.manifest.json"]
+
+
+def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path):
+    script = (
+        "import sys, pathlib, time\nfrom workflow_scripts.files import new_tree\n"
+        "with new_tree(pathlib.Path(sys.argv[1]) / 'thing') as out:\n"
+        "    (out / 'a').write_text('half'); print('ready', flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        child.kill()
+    assert not (tmp_path / "thing").exists()
+    assert not manifest.manifest_path(tmp_path / "thing").exists()
+    _, written = make_result(tmp_path, {"a": b"1"})
+    assert [entry.path for entry in written.files] == ["a"]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_modes_do_not_depend_on_the_umask(tmp_path, umask):
+    old = os.umask(umask)
+    try:
+        path, _ = make_result(tmp_path, {"sub/a": b"1"})
+    finally:
+        os.umask(old)
+    tree = manifest.tree_path(path)
+    modes = [oct(p.stat().st_mode & 0o777) for p in (tree, tree / "sub", tree / "sub/a", path)]
+    assert modes == ["0o755", "0o755", "0o644", "0o644"]
+
+
+def test_a_symlink_is_placed_as_the_file_it_names(tmp_path):
+    (tmp_path / "real").write_text("x")
+    (tmp_path / "link").symlink_to("real")
+    files.place_file(tmp_path / "link", tmp_path / "placed")
+    assert not (tmp_path / "placed").is_symlink()
+    assert (tmp_path / "placed").read_text() == "x"
