@@ -17,7 +17,7 @@ rule checkpoint:
         inputs=local_source,
         json=to_json(
             source=CONFIG.checkpoint.source,
-            allow_moving_revision=config["checkpoint"]["allow_moving_revision"],
+            allow_moving_revision=CONFIG.checkpoint.allow_moving_revision,
             sha256=CONFIG.checkpoint.sha256,
             num_hidden_layers=CONFIG.num_hidden_layers,
         ),
@@ -25,3 +25,21 @@ rule checkpoint:
         f"checkpoint: {CONFIG.checkpoint.source}"
     shell:
         STAGE
+
+
+rule tiny_checkpoint:
+    input:
+        code=[
+            "workflow_scripts/checkpoint/tiny.py",
+            "workflow_scripts/checkpoint/tiny_dialogues.yaml",
+        ],
+    log:
+        logs("checkpoint", "tiny"),
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=2000,
+    message:
+        "tiny checkpoint: train it anew into resources/gemma-4-tiny"
+    shell:
+        "python -m workflow_scripts.checkpoint.tiny resources/gemma-4-tiny 2>&1 | tee {log:q}"

@@ -12,14 +12,9 @@ from snakemake.exceptions import WorkflowError
 from workflow_scripts.closure import stage_sources
 from workflow_scripts.config import load_config
 from workflow_scripts.errors import UserError
+from workflow_scripts.job_environment import share_with_jobs
 
-# Jobs run the Python that runs Snakemake and find the package from any working directory.
-os.environ["PATH"] = os.pathsep.join(
-    [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-)
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [workflow.basedir, os.environ.get("PYTHONPATH")])
-)
+share_with_jobs(Path(workflow.basedir))
 
 try:
     CONFIG = load_config(config)

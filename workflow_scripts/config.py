@@ -90,7 +90,6 @@ class Oracle:
     """What the original model is asked; `dialogues` by name, in the order of the file."""
 
     min_margin: float
-    memory_map_tables: bool
     dialogues: dict[str, Dialogue]
 
 
@@ -487,7 +486,7 @@ def _build_checkpoint(entry: dict[str, Any]) -> CheckpointSource:
 
 def _build_oracle(entry: dict[str, Any]) -> Oracle:
     dialogues = {dialogue["name"]: _build_dialogue(dialogue) for dialogue in entry["dialogues"]}
-    return Oracle(float(entry["min_margin"]), entry["memory_map_tables"], dialogues)
+    return Oracle(float(entry["min_margin"]), dialogues)
 
 
 def _build_dialogue(entry: dict[str, Any]) -> Dialogue:
