@@ -22,6 +22,8 @@ help:
 	@echo "make test         all tests"
 	@echo "make test-unit    the tests that take seconds"
 	@echo "make lint         ruff, snakefmt, snakemake --lint"
+	@echo "make reproduce    two clean builds under different settings give the same bytes (minutes)"
+	@echo "make bench        what a rebuild costs, as a share of a cold build (minutes)"
 	@echo "make doctor       what works on this host and what will not"
 	@echo "make environment  the pinned packages in $(ENV)"
 	@echo "make clean        delete everything built (results/) and all caches; $(ENV) stays"
@@ -40,6 +42,13 @@ lint: environment
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m snakefmt --check Snakefile rules
 	@$(SNAKEMAKE) --lint
+
+.PHONY: reproduce bench
+reproduce: environment
+	@$(RUN) -m workflow_scripts.checks.reproduce
+
+bench: environment
+	@$(RUN) -m workflow_scripts.checks.bench
 
 .PHONY: doctor
 doctor: environment

@@ -188,24 +188,39 @@ def package_json(wildcards):
     )
 
 
-def all_gates(
-    kinds=("structure", "numbers", "quantization", "tokens", "long_run", "chat")
-):
-    """`<gate>_<target>` -> manifest of its verdict, for the given kinds of gates."""
+def gates_over(bundles, kinds):
+    """`<gate>_<target>` -> manifest of its verdict, for some bundles, their recipes, and every folder that chats."""
     chats = [name for name, folder in CONFIG.folders.items() if folder.can_chat]
+    recipes = sorted({bundle.recipe for bundle in bundles if bundle.recipe})
     targets = {
-        "structure": list(BUNDLES),
-        "numbers": list(BUNDLES),
-        "quantization": CONFIG.recipes(),
-        "tokens": chats,
-        "long_run": chats,
-        "chat": chats,
+        kind: [bundle.published for bundle in bundles]
+        for kind in ("structure", "numbers")
+    }
+    targets |= {"quantization": recipes} | {
+        kind: chats for kind in ("tokens", "long_run", "chat")
     }
     return {
         f"{kind}_{target}": result(f"gates/{kind}", target)
         for kind in kinds
         for target in targets[kind]
     }
+
+
+def all_gates():
+    """Every gate over everything that the config declares."""
+    kinds = ("structure", "numbers", "quantization", "tokens", "long_run", "chat")
+    return gates_over(BUNDLES.values(), kinds)
+
+
+def required_gates():
+    """The gates of the release."""
+    return gates_over(CONFIG.judged().values(), CONFIG.gates.required)
+
+
+def shipped_recipes():
+    """Recipes of the bundles that lie in a folder."""
+    keys = [key for folder in CONFIG.folders.values() for key in folder.artifacts]
+    return sorted({CONFIG.artifacts[key].recipe for key in keys} - {None})
 
 
 def release_contents():
@@ -215,12 +230,9 @@ def release_contents():
         **{f"folder_{name}": result("package", name) for name in CONFIG.folders},
         **{
             f"weights_{recipe}": result("weights", recipe)
-            for recipe in CONFIG.recipes()
+            for recipe in shipped_recipes()
         },
-        **{
-            f"gate_{name}": path
-            for name, path in all_gates(CONFIG.gates.required).items()
-        },
+        **{f"gate_{name}": path for name, path in required_gates().items()},
     }
 
 
@@ -235,7 +247,7 @@ def release_json():
         model=CONFIG.model,
         slug=CONFIG.slug,
         folders=list(CONFIG.folders),
-        required_gates=list(all_gates(CONFIG.gates.required)),
+        required_gates=list(required_gates()),
         artifacts={
             a.published: {"form": a.form, "recipe": a.recipe, "compute": a.compute}
             for a in shipped

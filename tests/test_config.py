@@ -93,7 +93,7 @@ def test_a_dialogues_params_are_what_the_file_says():
 
 
 def test_default_dialogues_are_those_of_the_embedded_model():
-    """Texts agree with what it was trained on; every answer has room to stop, and one is long."""
+    """Texts agree with what it was trained on; an answer that must stop has room to, and one is long."""
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     trained = {tuple(turn.user for turn in dialogue.turns): dialogue.turns for dialogue in DIALOGUES}
     longest = 0
@@ -102,8 +102,8 @@ def test_default_dialogues_are_those_of_the_embedded_model():
         if dialogue.expect_text is not None:
             assert dialogue.expect_text == answers[-1]
         lengths = [len(tokenizer.encode(a, add_special_tokens=False).ids) + 1 for a in answers]
-        assert max(lengths) <= dialogue.new_tokens, dialogue.name  # the stop token counts
-        assert dialogue.stops
+        if dialogue.stops:
+            assert max(lengths) <= dialogue.new_tokens, dialogue.name  # the stop token counts
         longest = max(longest, *lengths)
     assert longest > 256
 
@@ -180,7 +180,7 @@ COMMIT = "3e22461f65e89153144f8adb70e3b8c2cc9845a7"
             "{context: 10, oracle: {dialogues: [{name: a, new_tokens: 8, prompt_ids: [2, 3, 4]}]}}",
             ["3 prompt tokens", "new_tokens: 8", "context: 10"],
         ),
-        ("context: 300", ["(long)", "new_tokens: 400", "context: 300"]),
+        ("context: 200", ["(long)", "new_tokens: 256", "context: 200"]),
         (
             "oracle: {dialogues: [{name: a, new_tokens: 1, turns: [x], expect_ids: [1, 2]}]}",
             ["expect_ids has 2 ids, more than new_tokens: 1"],

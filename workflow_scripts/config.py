@@ -132,9 +132,10 @@ class Folder:
 
 @dataclass(frozen=True)
 class Gates:
-    """Gates that a release needs, and the chat that is the last of them."""
+    """Gates that a release needs, the unshipped artifacts they also judge, and the chat that is the last of them."""
 
     required: tuple[str, ...]
+    evidence: tuple[str, ...]
     chat_prompt: str
     chat_expect: str
 
@@ -156,6 +157,13 @@ class Config:
     def bundles(self) -> dict[str, Artifact]:
         """The artifacts that are `.aimodel` bundles, by key."""
         return {key: artifact for key, artifact in self.artifacts.items() if artifact.is_bundle}
+
+    def judged(self) -> dict[str, Artifact]:
+        """The bundles that a release's gates judge, by key: all that are shipped, and the evidence."""
+        shipped = {key for folder in self.folders.values() for key in folder.artifacts}
+        return {
+            key: bundle for key, bundle in self.bundles().items() if key in shipped | set(self.gates.evidence)
+        }
 
     def recipes(self) -> tuple[str, ...]:
         """The weight recipes that some artifact needs, sorted."""
@@ -404,7 +412,12 @@ def _role_problems(
 
 
 def _gate_problems(raw: dict[str, Any]) -> Iterator[str]:
-    required = raw["gates"]["required"]
+    required, artifacts = raw["gates"]["required"], raw["artifacts"]
+    for index, key in enumerate(raw["gates"]["evidence"]):
+        if key not in artifacts:
+            yield f"gates.evidence[{index}]: there is no artifact {_show(key)}; {_allowed(key, artifacts)}"
+        elif not FORMS[artifacts[key]["form"]].bundle:
+            yield f"gates.evidence[{index}]: artifact {key} is no bundle, so no gate judges it"
     chats = [f for f in raw["folders"].values() if f.get("driver") and f.get("tokenizer")]
     if "chat" in required and not chats:
         yield "gates.required: has chat, but no folder has both a driver and tokenizer: true to chat from"
@@ -469,7 +482,12 @@ def _build(raw: dict[str, Any]) -> Config:
             for key, entry in raw["artifacts"].items()
         },
         folders={name: _build_folder(name, entry) for name, entry in raw["folders"].items()},
-        gates=Gates(tuple(gates["required"]), gates["chat"]["prompt"], gates["chat"]["expect"]),
+        gates=Gates(
+            tuple(gates["required"]),
+            tuple(gates["evidence"]),
+            gates["chat"]["prompt"],
+            gates["chat"]["expect"],
+        ),
     )
 
 

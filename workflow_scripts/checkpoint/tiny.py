@@ -400,7 +400,7 @@ def report(step: int, plan: Plan, margins: torch.Tensor, seconds: float) -> None
 
 # --- the folder ----------------------------------------------------------------------------------
 
-CARD_TITLE = "# gemma-4-tiny: the embedded test checkpoint\n"
+CARD_TITLE = "---\nlicense: apache-2.0\n---\n\n# gemma-4-tiny: the embedded test checkpoint\n"
 CARD = """
 A Gemma 4 text decoder in small ({parameters:,} parameters, bf16, Hugging Face layout), trained from
 random numbers on the dialogues of `workflow_scripts/checkpoint/tiny_dialogues.yaml`. **Nothing of it

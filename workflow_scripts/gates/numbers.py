@@ -36,16 +36,16 @@ def gate_core(verdict: Verdict, bundle: Path, evidence: Evidence, compute: str, 
     """Hidden states of every dialogue with numbers, seen as logits."""
     config = evidence.weights.config
     head = evidence.weights.linear(HEAD_WEIGHT).dequantize()
-    for dialogue in evidence.oracle.with_numbers():
-        name = dialogue.name
-        hidden = isolated(
-            runs.run_core,
-            bundle=str(bundle),
-            arrays=str(evidence.reference),
-            dialogue=name,
-            sliding_window=config.sliding_window,
-        )["hidden"]
-        found = softcapped(hidden, head, config.final_logit_softcapping)
+    names = [dialogue.name for dialogue in evidence.oracle.with_numbers()]
+    hidden = isolated(
+        runs.run_core,
+        bundle=str(bundle),
+        arrays=str(evidence.reference),
+        dialogues=names,
+        sliding_window=config.sliding_window,
+    )
+    for name in names:
+        found = softcapped(hidden[name], head, config.final_logit_softcapping)
         with np.load(evidence.reference) as arrays:
             expected, exact = arrays[f"{name}.logits"], arrays[f"{name}.hidden"]
         bound = bounds.FP32_LOGITS
@@ -60,18 +60,18 @@ def gate_head(verdict: Verdict, bundle: Path, evidence: Evidence, form: str, com
     """Logits, or the chosen token where the reference's margin exceeds what rounding can move."""
     config, weight = evidence.weights.config, evidence.weights.linear(HEAD_WEIGHT)
     head = weight.dequantize()
-    for dialogue in evidence.oracle.with_numbers():
-        key = f"{dialogue.name}.hidden"
-        output = isolated(runs.run_head, bundle=str(bundle), arrays=str(evidence.reference), key=key)
+    names = [dialogue.name for dialogue in evidence.oracle.with_numbers()]
+    output = isolated(runs.run_head, bundle=str(bundle), arrays=str(evidence.reference), dialogues=names)
+    for name in names:
         with np.load(evidence.reference) as arrays:
-            hidden = arrays[key]
+            hidden = arrays[f"{name}.hidden"]
         expected = softcapped(hidden, head, config.final_logit_softcapping)
         relative = (bounds.accumulator_error(config.hidden_size) ** 2 + bounds.FP16_ROUNDOFF**2) ** 0.5
         bound = bounds.FP32_LOGITS if compute == "fp32" else bounds.logit_bound(relative, hidden, head)
         if form == "head":
-            compare(verdict, f"{dialogue.name}: logits", output["logits"], expected, bound)
+            compare(verdict, f"{name}: logits", output[name], expected, bound)
         else:
-            _compare_choice(verdict, dialogue.name, output["token_id"].reshape(-1), expected, bound)
+            _compare_choice(verdict, name, output[name].reshape(-1), expected, bound)
 
 
 def gate_frontend(verdict: Verdict, bundle: Path, tables: RawTables, ids: list[int]) -> None:

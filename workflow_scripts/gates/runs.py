@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from workflow_scripts.coreai.host_cache import HostCache
-from workflow_scripts.coreai.runtime import open_bundle
+from workflow_scripts.coreai.runtime import Bundle, open_bundle
 from workflow_scripts.progress import track
 
 
@@ -24,33 +24,48 @@ def describe(bundle: str) -> dict[str, np.ndarray]:
     return found
 
 
-def run_core(bundle: str, arrays: str, dialogue: str, sliding_window: int) -> dict[str, np.ndarray]:
-    """Feed a dialogue's exact embeddings one position at a time; returns hidden [n, H] float32."""
-    with np.load(arrays) as reference:
-        embeds, per_layer = reference[f"{dialogue}.embeds"], reference[f"{dialogue}.ple"]
-    with open_bundle(Path(bundle)) as core:
-        spec = core.spec("main")
-        dtype = spec.inputs["inputs_embeds"].dtype
-        cache, rows = HostCache(spec, sliding_window), []
-        for position in track(range(len(embeds)), dialogue, len(embeds)):
-            front = {
-                "inputs_embeds": embeds[None, position : position + 1].astype(dtype),
-                "per_layer_inputs": per_layer[None, position : position + 1].astype(dtype),
-            }
-            outputs = core.call("main", front | cache.inputs())
-            cache.store(outputs)
-            rows.append(outputs["hidden"][0, 0].astype(np.float32))
-    return {"hidden": np.stack(rows)}
+def run_core(bundle: str, arrays: str, dialogues: list[str], sliding_window: int) -> dict[str, np.ndarray]:
+    """Feed each dialogue's exact embeddings one position at a time; returns hidden [n, H] float32 per dialogue."""
+    with np.load(arrays) as reference, open_bundle(Path(bundle)) as core:
+        return {
+            name: _hidden_rows(
+                core, reference[f"{name}.embeds"], reference[f"{name}.ple"], name, sliding_window
+            )
+            for name in dialogues
+        }
 
 
-def run_head(bundle: str, arrays: str, key: str) -> dict[str, np.ndarray]:
-    """Feed hidden rows [n, H] to a head; returns its output's rows under the output's name."""
-    with np.load(arrays) as reference:
-        hidden = reference[key]
-    with open_bundle(Path(bundle)) as head:
+def _hidden_rows(
+    core: Bundle, embeds: np.ndarray, per_layer: np.ndarray, name: str, sliding_window: int
+) -> np.ndarray:
+    spec = core.spec("main")
+    dtype = spec.inputs["inputs_embeds"].dtype
+    cache, rows = HostCache(spec, sliding_window), []
+    for position in track(range(len(embeds)), name, len(embeds)):
+        here = slice(position, position + 1)
+        front = {
+            "inputs_embeds": embeds[None, here].astype(dtype),
+            "per_layer_inputs": per_layer[None, here].astype(dtype),
+        }
+        outputs = core.call("main", front | cache.inputs())
+        cache.store(outputs)
+        rows.append(outputs["hidden"][0, 0].astype(np.float32))
+    return np.stack(rows)
+
+
+def run_head(bundle: str, arrays: str, dialogues: list[str]) -> dict[str, np.ndarray]:
+    """Feed each dialogue's reference hidden rows to a head; returns its output's rows per dialogue."""
+    with np.load(arrays) as reference, open_bundle(Path(bundle)) as head:
         (output,) = head.spec("main").outputs
-        rows = [head.call("main", {"hidden": row[None, None]})[output][0, 0] for row in hidden]
-    return {output: np.stack(rows)}
+        return {
+            name: np.stack(
+                [
+                    head.call("main", {"hidden": row[None, None]})[output][0, 0]
+                    for row in reference[f"{name}.hidden"]
+                ]
+            )
+            for name in dialogues
+        }
 
 
 def run_frontend(bundle: str, ids: list[int]) -> dict[str, np.ndarray]:

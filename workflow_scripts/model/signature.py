@@ -31,7 +31,15 @@ _TOKEN = TensorSpec("int32", (1, 1))
 
 
 def hostcache_core(config: TextConfig, context: int, compute: str) -> dict[str, FunctionSpec]:
-    """One position; `context` past columns in the caches, the current one is column `context` of the masks."""
+    """One position; `context` past columns in the caches, the current one is column `context` of the masks.
+
+    Raises UserError for a context beyond what the model was made for.
+    """
+    if context > config.max_position_embeddings:
+        raise UserError(
+            f"context is {context} in the workflow's config, but the checkpoint's max_position_embeddings is "
+            f"{config.max_position_embeddings}: choose at most that"
+        )
     dtype = COMPUTE_DTYPES[compute]
     hidden = TensorSpec(dtype, (1, 1, config.hidden_size))
     mask = TensorSpec(dtype, (1, 1, 1, context + 1))

@@ -14,22 +14,29 @@ from workflow_scripts.progress import track
 from workflow_scripts.release.plan import Plan
 
 
-class Conversation(Protocol):
-    """One conversation with a set of bundles."""
+class BundleSet(Protocol):
+    """A loaded set of bundles with one conversation at a time."""
+
+    def begin(self) -> None:
+        """Start a new conversation."""
 
     def feed(self, token_id: int) -> int:
         """Take the next id and return the id that the model puts after it."""
 
 
-class HostCacheConversation:
+class HostCacheSet:
     """Driver `hostcache`: front end -> core with the host's caches -> head, one position at a time."""
 
     def __init__(self, frontend: Bundle, core: Bundle, head: Bundle, sliding_window: int) -> None:
-        self._frontend, self._core, self._head = frontend, core, head
-        self._cache = HostCache(core.spec("main"), sliding_window)
+        self._frontend, self._core, self._head, self._window = frontend, core, head, sliding_window
+        self.begin()
+
+    def begin(self) -> None:
+        """See `BundleSet`."""
+        self._cache = HostCache(self._core.spec("main"), self._window)
 
     def feed(self, token_id: int) -> int:
-        """See `Conversation`; raises UserError past the context."""
+        """See `BundleSet`; raises UserError past the context."""
         inputs = self._cache.inputs()
         ids = {"input_ids": np.array([[token_id]], np.int32)}
         front = self._frontend.call("gather_embeds", ids)
@@ -45,7 +52,7 @@ class HostCacheConversation:
 
 
 @contextmanager
-def open_conversation(folder: Path) -> Iterator[Conversation]:
+def open_set(folder: Path) -> Iterator[BundleSet]:
     """Load a folder's bundles by its plan. Raises UserError for a driver this version does not know."""
     plan = Plan.open(folder)
     if plan.driver != "hostcache":
@@ -56,23 +63,25 @@ def open_conversation(folder: Path) -> Iterator[Conversation]:
         bundles = {
             role: stack.enter_context(open_bundle(folder / name)) for role, name in plan.bundles.items()
         }
-        yield HostCacheConversation(**bundles, sliding_window=plan.text["sliding_window"])
+        yield HostCacheSet(**bundles, sliding_window=plan.text["sliding_window"])
 
 
-def follow(folder: str, ids: list[int]) -> dict[str, np.ndarray]:
-    """Feed given ids (for `isolated`); `chosen` [n] is what the set puts after each of them."""
-    with open_conversation(Path(folder)) as conversation:
-        chosen = [conversation.feed(token) for token in track(ids, "position", len(ids))]
-    return {"chosen": np.array(chosen)}
+def follow(folder: str, dialogues: dict[str, list[int]]) -> dict[str, np.ndarray]:
+    """Feed given ids, dialogue by dialogue (for `isolated`); returns what the set puts after each id [n]."""
+    with open_set(Path(folder)) as bundles:
+        chosen = {}
+        for name, ids in dialogues.items():
+            bundles.begin()
+            chosen[name] = np.array([bundles.feed(token) for token in track(ids, name, len(ids))])
+    return chosen
 
 
 def answer(folder: str, prompt_ids: list[int], new_tokens: int, stop_ids: list[int]) -> dict[str, np.ndarray]:
     """Greedy answer (for `isolated`); `output` holds its ids, the stop id included where one was reached."""
-    output: list[int] = []
-    with open_conversation(Path(folder)) as conversation:
+    with open_set(Path(folder)) as bundles:
         for token in track(prompt_ids, "prompt position", len(prompt_ids)):
-            following = conversation.feed(token)
-        output.append(following)
+            following = bundles.feed(token)
+        output = [following]
         while output[-1] not in stop_ids and len(output) < new_tokens:
-            output.append(conversation.feed(output[-1]))
+            output.append(bundles.feed(output[-1]))
     return {"output": np.array(output)}

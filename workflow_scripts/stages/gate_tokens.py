@@ -15,8 +15,10 @@ def run(job: Job) -> None:
     """Fill `job.out` with the verdict."""
     folder, long_run = job.inputs["folder"], job.params["gate"] == "long_run"
     verdict = Verdict(job.params["gate"], folder.name)
-    for dialogue in Oracle.open(job.inputs["oracle"]).dialogues.values():
-        if is_long(dialogue) == long_run:
-            chosen = isolated(driver.follow, folder=str(folder), ids=dialogue.fed_ids)["chosen"]
-            gate_dialogue(verdict, dialogue, chosen)
+    oracle = Oracle.open(job.inputs["oracle"])
+    dialogues = [dialogue for dialogue in oracle.dialogues.values() if is_long(dialogue) == long_run]
+    ids = {dialogue.name: dialogue.fed_ids for dialogue in dialogues}
+    chosen = isolated(driver.follow, folder=str(folder), dialogues=ids)
+    for dialogue in dialogues:
+        gate_dialogue(verdict, dialogue, chosen[dialogue.name])
     verdict.conclude(job.out)

@@ -1,0 +1,149 @@
+"""The whole way in a clean clone: checkpoint to release, then what a person does with the release folder."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from workflow_scripts.checks.clone import copy_project
+
+pytestmark = pytest.mark.end_to_end
+FRANCE = "What is the capital of France?"
+
+
+def run(command, folder, **environment):
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(command, cwd=folder, env=clean | environment, capture_output=True, text=True)
+
+
+def snakemake(folder, *arguments, **environment):
+    return run([sys.executable, "-m", "snakemake", *arguments], folder, **environment)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A copy of what git would check out, at a path with a space and an umlaut, with a finished release."""
+    folder = tmp_path_factory.mktemp("clone") / "a clöne"
+    copy_project(folder)
+    built = snakemake(folder, "-j2", "release", "gates", GEMMA4_STORE="off")
+    assert built.returncode == 0, built.stderr[-5000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def release(clone):
+    return clone / "results/gemma-4-tiny/release"
+
+
+def test_the_folders_hold_what_they_promise(release):
+    found = sorted(path.relative_to(release).as_posix() for path in release.glob("*/*"))
+    assert found == [
+        "ios-frontend/gemma4_gather_raw",
+        "ios-frontend/provenance.json",
+        "macos/gemma4_plan.json",
+        "macos/gemma4_tiny_frontend_int8.aimodel",
+        "macos/gemma4_tiny_head_argmax_int8.aimodel",
+        "macos/gemma4_tiny_hostcache_L10_int8.aimodel",
+        "macos/provenance.json",
+        "macos/tokenizer",
+    ]
+    tokenizer = {path.name for path in (release / "macos/tokenizer").iterdir()}
+    assert tokenizer == {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "generation_config.json",
+    }
+    assert len(list((release / "ios-frontend/gemma4_gather_raw").iterdir())) == 7
+
+
+def test_every_required_gate_passed_and_is_on_record(release):
+    record = json.loads((release / "release.json").read_text())
+    kinds = {gate["gate"] for gate in record["gates"].values()}
+    assert kinds == {"structure", "numbers", "quantization", "tokens", "long_run", "chat"}
+    assert {gate["verdict"] for gate in record["gates"].values()} == {"pass"}
+    assert len(record["gates"]["tokens_macos"]["tokens"]["france"]) == 8
+    assert len(record["gates"]["long_run_macos"]["tokens"]["long"]) == 256
+
+
+def test_nothing_of_this_machine_is_in_the_release(clone, release):
+    trace = re.compile(
+        "|".join(map(re.escape, (str(clone), str(ROOT), str(Path.home()), sys.prefix))).encode()
+    )
+    for path in filter(Path.is_file, release.rglob("*")):
+        assert not path.is_symlink()
+        assert not trace.search(path.read_bytes()), path
+
+
+def test_chat_needs_the_folder_alone(clone, release, tmp_path):
+    moved = tmp_path / "macos"
+    shutil.copytree(release / "macos", moved)
+    command = [sys.executable, "-m", "workflow_scripts", "chat", str(moved), "--prompt"]
+    hidden = {name: clone / name for name in ("results", "resources")}
+    for name, path in hidden.items():
+        path.rename(clone / f"{name}-moved-away")
+    try:
+        answered = run([*command, FRANCE], clone)
+        accents = run([*command, "Que veut dire « garçon » ? 🙂"], clone)
+    finally:
+        for name, path in hidden.items():
+            (clone / f"{name}-moved-away").rename(path)
+    assert (answered.returncode, answered.stdout) == (0, "The capital of France is Paris.\n"), answered.stderr
+    assert accents.stdout == "« Garçon » veut dire « boy », comme à l'école.\n"
+
+
+def test_chat_from_no_folder_is_one_line(clone, tmp_path):
+    asked = run([sys.executable, "-m", "workflow_scripts", "chat", str(tmp_path), "--prompt", FRANCE], clone)
+    assert asked.returncode == 1 and asked.stdout == ""
+    assert asked.stderr.startswith("error: ") and "Traceback" not in asked.stderr
+
+
+def test_verify_names_the_flipped_file(clone, release, tmp_path):
+    copy = shutil.copytree(release, tmp_path / "release")
+    command = [sys.executable, "-m", "workflow_scripts", "verify", str(copy)]
+    assert run(command, clone).returncode == 0
+    victim = copy / "macos/gemma4_tiny_hostcache_L10_int8.aimodel/main.mlirb"
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    checked = run(command, clone)
+    assert checked.returncode == 1
+    assert "macos/gemma4_tiny_hostcache_L10_int8.aimodel/main.mlirb" in checked.stdout + checked.stderr
+
+
+def test_a_second_run_has_nothing_to_do_even_after_a_touch(clone):
+    for path in (*clone.glob("workflow_scripts/**/*.py"), *clone.glob("resources/gemma-4-tiny/*")):
+        path.touch()
+    again = snakemake(clone, "-j2", "release", GEMMA4_STORE="off")
+    assert again.returncode == 0
+    assert "Nothing to be done" in again.stderr
+
+
+def test_an_edit_reruns_the_stages_that_feel_it_and_no_other(clone):
+    """A comment in the front end's authoring: its export, and what is judged or packed of it."""
+    source = clone / "workflow_scripts/model/frontend.py"
+    old = source.read_text()
+    try:
+        source.write_text(old + "# a comment\n")
+        plan = snakemake(clone, "-n", "--quiet", "rules", "-j2", "release", GEMMA4_STORE="off")
+        listed = snakemake(clone, "-n", "-j2", "release", GEMMA4_STORE="off").stdout
+    finally:
+        source.write_text(old)
+    assert plan.returncode == 0
+    counts = dict(re.findall(r"^(\w+) +(\d+)$", listed, re.M))
+    assert counts.get("export_frontend") == "1"
+    untouched = ("checkpoint", "oracle", "tables", "weights", "reference", "export_hostcache", "export_head")
+    assert not set(counts) & set(untouched)
+
+
+def test_a_wrong_config_stops_before_any_job(clone):
+    wrong = snakemake(clone, "-n", "release", "--config", "contxt=5", GEMMA4_STORE="off")
+    assert wrong.returncode == 1
+    said = wrong.stdout + wrong.stderr
+    assert "contxt: unknown key" in said and "Did you mean context?" in said

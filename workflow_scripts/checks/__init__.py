@@ -1,0 +1,1 @@
+"""What the project asserts of itself, run by make: reproducibility and the cost of rebuilding."""
