@@ -14,6 +14,15 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 TINY = ROOT / "resources" / "gemma-4-tiny"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_store():
+    """No test reads or fills the user's own store; the tests of the store name folders of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEMMA4_STORE", "off")
+        patch.delenv("GEMMA4_STORE_SHARED", raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def run_stage(tmp_path_factory):
     """Run a stage in this process; returns the result folder."""

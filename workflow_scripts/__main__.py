@@ -1,4 +1,4 @@
-"""Command line: `python -m workflow_scripts {stage,chat,verify,doctor} ...`."""
+"""Command line: `python -m workflow_scripts {stage,chat,verify,why,store,doctor} ...`."""
 
 import sys
 
@@ -8,6 +8,8 @@ _USAGE = """usage: python -m workflow_scripts COMMAND ...
 
   chat FOLDER --prompt TEXT   answer from a release folder alone, through the Core AI runtime
   verify RELEASE              re-hash a release; names the first file that differs
+  why [TARGET]                what a run would rebuild, and which ingredient differs from the last build
+  store list|size|prune|verify   the store of results
   doctor                      what works on this host and what will not
   stage NAME ...              run one stage (what the rules call)
 """
@@ -23,6 +25,10 @@ def main(arguments: list[str]) -> int:
             from workflow_scripts.release import chat as module
         case "verify":
             from workflow_scripts.release import verify as module
+        case "why":
+            from workflow_scripts import why as module
+        case "store":
+            from workflow_scripts.store import command as module
         case "doctor":
             from workflow_scripts import doctor as module
         case _:

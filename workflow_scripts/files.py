@@ -21,6 +21,49 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def file_stamp(path: Path) -> list[int]:
+    """Size, inode, mtime and ctime of a file: equal stamps of one path mean an untouched file.
+
+    The ctime is the part that cannot be set back: a write that restores size and mtime still moves it.
+    """
+    status = path.stat()
+    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+
+
+class HashMemory:
+    """sha256 of files of the user's own, remembered with their stamps so that gigabytes are not hashed every time."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is the JSON file of the memory; missing or damaged, everything is hashed, which is always right."""
+        self._path = path
+        self._seen: dict[str, tuple[list[int], str]] = {}
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+            self._known = {name: (list(stamp), str(sha256)) for name, (stamp, sha256) in known.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            self._known = {}
+
+    def sha256(self, path: Path) -> str:
+        """Hex sha256 of a file's bytes; read only if the file is not as remembered."""
+        name, stamp = str(path.resolve()), file_stamp(path)
+        known_stamp, known = self._known.get(name, (None, ""))
+        digest = known if known_stamp == stamp else sha256_file(path)
+        self._seen[name] = (stamp, digest)
+        return digest
+
+    def save(self, rehashed: dict[int, str]) -> None:
+        """Keep what was asked for; `rehashed` maps inodes to what they were hashed to since then.
+
+        A result may hold a hard link of such a file, which moves the ctime: the hash of the result speaks for both.
+        """
+        for name, (stamp, digest) in list(self._seen.items()):
+            now = file_stamp(Path(name))
+            if now != stamp and rehashed.get(now[1]) == digest:
+                self._seen[name] = (now, digest)
+        if self._seen and self._seen != self._known:
+            write_atomic(self._path, json.dumps(self._seen))
+
+
 def sha256_text(text: str) -> str:
     """Hex sha256 of a text in UTF-8."""
     return hashlib.sha256(text.encode()).hexdigest()
@@ -91,7 +134,7 @@ def place_file(source: Path, target: Path) -> None:
     """
     source = source.resolve(strict=True)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if _clone(source, target):
+    if clone_file(source, target):
         return
     try:
         os.link(source, target)
@@ -105,10 +148,14 @@ def place_tree(source: Path, target: Path) -> None:
         place_file(path, target / path.relative_to(source))
 
 
-def _clone(source: Path, target: Path) -> bool:
-    """Copy-on-write clone; False where the platform or file system has none."""
+def clone_file(source: Path, target: Path) -> bool:
+    """Copy-on-write clone to a path where nothing is yet; False where the platform or file system has none."""
+    if sys.platform == "darwin":
+        import ctypes  # clonefile(2) has no wrapper in Python; only needed here
+
+        return ctypes.CDLL(None).clonefile(os.fsencode(source), os.fsencode(target), 0) == 0
     if not sys.platform.startswith("linux"):
-        return False  # macOS: shutil.copyfile below clones on APFS by itself (fcopyfile)
+        return False
     with source.open("rb") as reader, target.open("wb") as writer:
         try:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
@@ -128,7 +175,11 @@ def _settle(tree: Path) -> None:
             path.chmod(0o755)
             continue
         if path.stat().st_nlink == 1:  # a hard link shares its mode with the file it was placed from
-            path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
+            mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
+            if (
+                path.stat().st_mode & 0o7777 != mode
+            ):  # a needless chmod would move the ctime, which stamps go by
+                path.chmod(mode)
             with path.open("rb") as stream:
                 os.fsync(stream.fileno())
     _fsync_folder(tree)

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.errors import UserError
-from workflow_scripts.files import canonical_json, sha256_file, tree_files, write_atomic, write_json
+from workflow_scripts.files import (
+    canonical_json,
+    file_stamp,
+    sha256_file,
+    tree_files,
+    write_atomic,
+    write_json,
+)
 
 SUFFIX = ".manifest.json"
 FORMAT = 1
@@ -104,12 +111,28 @@ def list_files(tree: Path) -> list[FileEntry]:
     ]
 
 
+def stamp_files(tree: Path) -> dict[str, list[int]]:
+    """Path below the folder -> stamp, for every file."""
+    return {path.relative_to(tree).as_posix(): file_stamp(path) for path in tree_files(tree)}
+
+
 def write_manifest(tree: Path, ingredients: Ingredients) -> Manifest:
     """Hash the finished folder and write its manifest beside it."""
+    stamps = stamp_files(tree)
     manifest = Manifest(ingredients, list_files(tree))
-    _write_stamp(tree, manifest.files)
-    write_json(manifest_path(tree), manifest.to_json())
+    record_manifest(tree, manifest, stamps)
     return manifest
+
+
+def record_manifest(tree: Path, manifest: Manifest, stamps: dict[str, list[int]]) -> None:
+    """Write the manifest of a folder whose files were hashed already, each after its stamp was taken.
+
+    A hard link made since then moved the ctime; where size, inode and mtime changed too, the file is hashed again
+    when it is read next.
+    """
+    now = stamp_files(tree)
+    _write_stamp(tree, {path: now[path] for path, stamp in stamps.items() if now[path][:3] == stamp[:3]})
+    write_json(manifest_path(tree), manifest.to_json())
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -118,16 +141,20 @@ def read_manifest(path: Path) -> Manifest:
     Raises UserError where the file is missing, is no manifest of this format, or was edited.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        ingredients = Ingredients(**{name: raw[name] for name in Ingredients.__dataclass_fields__})
-        manifest = Manifest(ingredients, [FileEntry(**entry) for entry in raw["files"]])
-        agrees = (raw["format"], raw["digest"], raw["key"]) == (FORMAT, manifest.digest, ingredients.key)
+        return parse_manifest(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: the result it describes was not built") from None
     except (ValueError, KeyError, TypeError) as problem:
         raise UserError(f"{path} is not a readable manifest ({problem}): delete it and run again") from None
-    if not agrees:
-        raise UserError(f"{path} was edited: its digest does not fit its content; delete it and run again")
+
+
+def parse_manifest(text: str) -> Manifest:
+    """A manifest from its file's text; ValueError, KeyError or TypeError where it is none or was edited."""
+    raw = json.loads(text)
+    ingredients = Ingredients(**{name: raw[name] for name in Ingredients.__dataclass_fields__})
+    manifest = Manifest(ingredients, [FileEntry(**entry) for entry in raw["files"]])
+    if (raw["format"], raw["digest"], raw["key"]) != (FORMAT, manifest.digest, ingredients.key):
+        raise ValueError("it was edited: its digest does not fit its content")
     return manifest
 
 
@@ -137,38 +164,41 @@ def verify_tree(path: Path) -> Manifest:
     Every file is hashed, except where size, inode, mtime and ctime equal the local stamp that was taken when the
     file was hashed last, so that gigabytes are not read again and again. Raises UserError naming the file.
     """
-    manifest, tree = read_manifest(path), tree_path(path)
+    tree = tree_path(path)
+    before, manifest = _read_stamp(tree), read_manifest(path)
+    stamps = check_tree(manifest, path)
+    if stamps != before:
+        _write_stamp(tree, stamps)
+    return manifest
+
+
+def check_tree(manifest: Manifest, path: Path) -> dict[str, list[int]]:
+    """What `verify_tree` checks, without writing the stamp: it returns the stamps of the files."""
+    tree = tree_path(path)
     found = {file.relative_to(tree).as_posix(): file for file in tree_files(tree)} if tree.is_dir() else {}
     listed = {entry.path for entry in manifest.files}
     advice = f"delete {path} and run again to rebuild it"
     for stray in sorted(found.keys() - listed):
         raise UserError(f"{tree / stray} is not part of the result that {path.name} describes; {advice}")
-    stamp = _read_stamp(tree)
+    known, stamps = _read_stamp(tree), {}
     for entry in manifest.files:
         file = found.get(entry.path)
         if file is None:
             raise UserError(f"{tree / entry.path} is missing; {advice}")
-        if stamp.get(entry.path) == _stat_stamp(file):
+        stamps[entry.path] = file_stamp(file)
+        if known.get(entry.path) == stamps[entry.path]:
             continue
         if file.stat().st_size != entry.size or sha256_file(file) != entry.sha256:
             raise UserError(f"{file} is not what was built: its bytes changed; {advice}")
-    if any(stamp.get(entry.path) != _stat_stamp(found[entry.path]) for entry in manifest.files):
-        _write_stamp(tree, manifest.files)
-    return manifest
+    return stamps
 
 
 def _stamp_path(tree: Path) -> Path:
     return tree.with_name(f".{tree.name}.stamp.json")
 
 
-def _stat_stamp(path: Path) -> list[int]:
-    status = path.stat()
-    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
-
-
-def _write_stamp(tree: Path, files: list[FileEntry]) -> None:
-    stamp = {entry.path: _stat_stamp(tree / entry.path) for entry in files}
-    write_atomic(_stamp_path(tree), json.dumps(stamp))
+def _write_stamp(tree: Path, stamps: dict[str, list[int]]) -> None:
+    write_atomic(_stamp_path(tree), json.dumps(stamps))
 
 
 def _read_stamp(tree: Path) -> dict[str, list[int]]:

@@ -1,9 +1,10 @@
-"""The one runner of every stage: arguments, log, key, atomic result, manifest.
+"""The one runner of every stage: arguments, log, key, store, atomic result, manifest.
 
 A rule calls `python -m workflow_scripts stage NAME --input name=path ... --params JSON --output MANIFEST --log FILE`.
 An input that is a manifest stands for its result folder, which is checked before it is read; any other input is
 a plain file or folder, whose content is hashed. The stage's module has one function `run(job)`, which
-reads `job.inputs` and `job.params` and fills the empty folder `job.out`.
+reads `job.inputs` and `job.params` and fills the empty folder `job.out`. A result that the store holds under the key
+is taken from there, before the stage's module and what it needs are imported.
 """
 
 import argparse
@@ -18,11 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from workflow_scripts import closure, manifest
 from workflow_scripts.errors import GateFailed, UserError
-from workflow_scripts.files import canonical_json, new_tree, sha256_file, sha256_text
+from workflow_scripts.files import HashMemory, canonical_json, new_tree, sha256_text, tree_files
 from workflow_scripts.progress import TERMINAL
 
 _LOG = logging.getLogger(__name__)
@@ -42,19 +43,38 @@ class Job:
     out: Path
 
 
+class Store(Protocol):
+    """What the runner needs of a store (see `store/levels.py`)."""
+
+    def fetch(self, ingredients: manifest.Ingredients, out: Path) -> list[manifest.FileEntry] | None:
+        """Fill `out` with the result of these ingredients, checked; None, with `out` left empty, if there is none."""
+
+    def put(self, result: manifest.Manifest, tree: Path, stamps: dict[str, list[int]]) -> None:
+        """Keep a result."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The manifest of a finished result, and whether the store had it."""
+
+    manifest: manifest.Manifest
+    from_store: bool
+
+
 def main(arguments: list[str]) -> int:
     """Run one stage from its command line; returns the exit code."""
-    options = _parse(arguments)
+    options = parse_arguments(arguments)
     options.log.parent.mkdir(parents=True, exist_ok=True)
     title = f"{options.stage} {manifest.tree_path(options.output).name}"
     with _logging_to(options.log) as terminal:
         try:
             start = time.monotonic()
-            result = execute(options.stage, options.inputs, options.params, options.output)
-            size = sum(entry.size for entry in result.files)
-            TERMINAL.info(
-                "%d files, %s bytes, %.1f s", len(result.files), f"{size:,}", time.monotonic() - start
-            )
+            store = open_store(options)
+            outcome = execute(options.stage, options.inputs, options.params, options.output, store)
+            files, seconds = outcome.manifest.files, time.monotonic() - start
+            size = f"{sum(entry.size for entry in files):,}"
+            how = "from the store" if outcome.from_store else "built"
+            TERMINAL.info("%s: %d files, %s bytes, %.1f s", how, len(files), size, seconds)
             return 0
         except UserError as problem:
             print(f"{title}: error: {problem}", file=terminal)
@@ -68,64 +88,112 @@ def main(arguments: list[str]) -> int:
     return 1
 
 
-def execute(stage: str, inputs: dict[str, Path], params: dict[str, Any], output: Path) -> manifest.Manifest:
-    """Build one result and its manifest; returns the manifest. The result is whole or not there at all."""
-    digests = {name: _input_digest(path) for name, path in sorted(inputs.items())}
-    tree = manifest.tree_path(output)
-    ingredients = manifest.Ingredients(
+def execute(
+    stage: str, inputs: dict[str, Path], params: dict[str, Any], output: Path, store: Store | None = None
+) -> Outcome:
+    """Build one result and its manifest, or take them from the store. The result is whole or not there at all."""
+    tree, hashes = manifest.tree_path(output), HashMemory(hash_memory_path(output))
+    digests = {name: input_digest(path, hashes) for name, path in sorted(inputs.items())}
+    ingredients = ingredients_of(stage, digests, params, output)
+    _LOG.info("stage %s, artifact %s, key %s", stage, tree.name, ingredients.key)
+    _LOG.info("ingredients:\n%s", canonical_json(ingredients.__dict__))
+    output.unlink(missing_ok=True)  # from here on nothing may look whole until the new manifest is there
+    verdict: GateFailed | None = None
+    with new_tree(tree) as out:
+        stored = store.fetch(ingredients, out) if store else None
+        if stored is None:
+            try:
+                _run(stage, Job(_trees(inputs), digests, params, out))
+            except (
+                GateFailed
+            ) as failed:  # its table is what the user needs to see: keep it, without a manifest
+                verdict = failed
+    if verdict is not None:
+        raise verdict
+    stamps = manifest.stamp_files(tree)
+    result = manifest.Manifest(ingredients, manifest.list_files(tree) if stored is None else stored)
+    if store and stored is None:
+        store.put(result, tree, stamps)
+    manifest.record_manifest(tree, result, stamps)
+    hashes.save({stamps[entry.path][1]: entry.sha256 for entry in result.files})
+    for entry in result.files:
+        _LOG.info("wrote %s, %d bytes, sha256 %s", entry.path, entry.size, entry.sha256)
+    _LOG.info("%s; digest %s", "built" if stored is None else "from the store", result.digest)
+    return Outcome(result, stored is not None)
+
+
+def ingredients_of(
+    stage: str, digests: dict[str, str], params: dict[str, Any], output: Path
+) -> manifest.Ingredients:
+    """Everything that goes into a result, given the digests of its inputs."""
+    return manifest.Ingredients(
         stage=stage,
-        artifact=tree.name,
+        artifact=manifest.tree_path(output).name,
         code=closure.stage_code(stage),
         params=params,
         inputs=digests,
         tools=closure.stage_tools(stage),
     )
-    _LOG.info("stage %s, artifact %s, key %s", stage, tree.name, ingredients.key)
-    _LOG.info("ingredients:\n%s", canonical_json(ingredients.__dict__))
-    trees = {name: manifest.tree_path(p) if _is_manifest(p) else p for name, p in inputs.items()}
-    for name, path in trees.items():
-        _LOG.info("reads %s: %s", name, path)
-    run = importlib.import_module(f"workflow_scripts.stages.{stage}").run
-    output.unlink(missing_ok=True)  # from here on nothing may look whole until the new manifest is there
-    verdict: GateFailed | None = None
-    with new_tree(tree) as out:
-        try:
-            run(Job(trees, digests, params, out))
-        except GateFailed as failed:  # its table is what the user needs to see: keep it, without a manifest
-            verdict = failed
-    if verdict is not None:
-        raise verdict
-    result = manifest.write_manifest(tree, ingredients)
-    for entry in result.files:
-        _LOG.info("wrote %s, %d bytes, sha256 %s", entry.path, entry.size, entry.sha256)
-    _LOG.info("digest %s", result.digest)
-    return result
 
 
-def _is_manifest(path: Path) -> bool:
-    return path.name.endswith(manifest.SUFFIX)
-
-
-def _input_digest(path: Path) -> str:
+def input_digest(path: Path, hashes: HashMemory) -> str:
     """Digest of an input's content: of a result by its checked manifest, of a plain file or folder by hashing."""
-    if _is_manifest(path):
+    if is_manifest(path):
         return manifest.verify_tree(path).digest
     if path.is_file():
-        return sha256_text(canonical_json([[path.name, sha256_file(path)]]))
+        return sha256_text(canonical_json([[path.name, hashes.sha256(path)]]))
     if path.is_dir():
         return sha256_text(
-            canonical_json([[entry.path, entry.sha256] for entry in manifest.list_files(path)])
+            canonical_json(
+                [[file.relative_to(path).as_posix(), hashes.sha256(file)] for file in tree_files(path)]
+            )
         )
     raise UserError(f"{path} does not exist")
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def is_manifest(path: Path) -> bool:
+    """Whether an input stands for a result."""
+    return path.name.endswith(manifest.SUFFIX)
+
+
+def hash_memory_path(output: Path) -> Path:
+    """Where a result's plain inputs are remembered (local, beside the result's stamp)."""
+    return output.with_name(f".{manifest.tree_path(output).name}.inputs.json")
+
+
+def open_store(options: argparse.Namespace) -> Store | None:
+    """The store of a stage's arguments, or None if it is off.
+
+    Imported by name, so that the store is not a part of every stage's code: it cannot change what they write, and
+    an edit of it must rebuild nothing.
+    """
+    levels = importlib.import_module("workflow_scripts.store.levels")
+    return levels.open_store(options.store, options.shared_store)
+
+
+def _run(stage: str, job: Job) -> None:
+    for name, path in job.inputs.items():
+        _LOG.info("reads %s: %s", name, path)
+    importlib.import_module(f"workflow_scripts.stages.{stage}").run(job)
+
+
+def _trees(inputs: dict[str, Path]) -> dict[str, Path]:
+    """The folders that results among the inputs stand for, other inputs as they are."""
+    return {name: manifest.tree_path(path) if is_manifest(path) else path for name, path in inputs.items()}
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    """The command line of a stage."""
     parser = argparse.ArgumentParser(prog="python -m workflow_scripts stage", description=__doc__)
     parser.add_argument("stage", help="a module of workflow_scripts/stages")
     parser.add_argument("--input", nargs="*", default=[], metavar="NAME=PATH", dest="inputs")
     parser.add_argument("--params", type=json.loads, default={}, metavar="JSON")
     parser.add_argument("--output", type=Path, required=True, metavar="MANIFEST")
     parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument(
+        "--store", metavar="FOLDER", help="the local store, or off; GEMMA4_STORE goes over it"
+    )
+    parser.add_argument("--shared-store", metavar="URL", help="GEMMA4_STORE_SHARED goes over it")
     options = parser.parse_args(arguments)
     pairs = [text.partition("=") for text in options.inputs]
     options.inputs = {name: Path(path) for name, _, path in pairs}

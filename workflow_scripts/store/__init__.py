@@ -1,0 +1,1 @@
+"""The store: results of stages kept under the key over everything that went into them."""
