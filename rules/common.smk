@@ -12,7 +12,7 @@ from snakemake.exceptions import WorkflowError
 from workflow_scripts.closure import stage_sources
 from workflow_scripts.config import load_config
 from workflow_scripts.errors import UserError
-from workflow_scripts.job_environment import share_with_jobs
+from workflow_scripts.job_environment import share_with_jobs, store_arguments
 
 share_with_jobs(Path(workflow.basedir))
 
@@ -31,7 +31,7 @@ TABLES = next(
 STAGE = (
     "python -m workflow_scripts stage {params.stage} --input {params.inputs:q} --params {params.json:q} "
     "--output {output:q} --log {log:q}"
-)
+) + store_arguments(CONFIG.store)
 
 
 wildcard_constraints:

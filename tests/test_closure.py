@@ -8,8 +8,10 @@ from workflow_scripts import closure
 from workflow_scripts.errors import UserError
 
 STAGES = sorted(
-    p.stem for p in (closure.PACKAGE / "stages").glob("*.py") if p.stem not in ("__init__", "runner")
+    p.stem for p in (closure.PACKAGE / "stages").glob("*.py") if p.stem not in ("__init__", "job", "runner")
 )
+
+PACKAGING = {"manifest.py"}  # a release reads the manifests of what it packs
 
 
 def names(stage):
@@ -37,6 +39,16 @@ def test_the_quantizer_is_no_code_of_an_export():
         if stage.startswith("export_"):
             assert "quantize/palette.py" not in names(stage)
     assert "model/decoder.py" not in names("weights")
+
+
+def test_the_runner_and_the_store_are_no_code_of_any_stage():
+    """They bring results into place and cannot change them: an edit there must rebuild nothing."""
+    for stage in STAGES:
+        reached = names(stage)
+        assert "stages/runner.py" not in reached
+        assert (
+            not {name for name in reached if name.startswith("store/") or name == "manifest.py"} - PACKAGING
+        )
 
 
 def test_light_stages_do_not_need_torch():

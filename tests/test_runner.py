@@ -71,7 +71,7 @@ def test_a_users_mistake_is_one_line_and_no_result(tmp_path):
     assert "Traceback" not in run.stderr
     assert "num_hidden_layers" in run.stderr and run.stderr.count("\n") == 1
     assert not output.exists() and not manifest.tree_path(output).exists()
-    assert sorted(p.name for p in output.parent.iterdir()) == []
+    assert [p.name for p in output.parent.iterdir()] == [".text.lock"]
 
 
 def test_an_altered_input_is_refused_before_any_work(built, tmp_path):
@@ -115,6 +115,25 @@ def test_a_full_disk_is_said_plainly(built, tmp_path):
         )
         assert run.returncode == 1 and "No space left on device" in run.stderr
         assert "Traceback" not in run.stderr
-        assert list(output.parent.iterdir()) == []
+        assert [p.name for p in output.parent.iterdir()] == [".t.lock"]
     finally:
         subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_two_processes_do_not_make_one_result_at_the_same_time(built, tmp_path):
+    """An orphan of a killed run is waited for; the lock ends with its holder, so none is ever stale."""
+    import fcntl
+
+    lock = tmp_path / "tables/.t.lock"
+    lock.parent.mkdir()
+    arguments = ["--input", f"checkpoint={built}", "--output", str(lock.with_name(f"t{manifest.SUFFIX}"))]
+    command = [sys.executable, "-m", "workflow_scripts", "stage", "tables", *arguments]
+    with lock.open("w") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        waiting = subprocess.Popen(
+            [*command, "--log", str(tmp_path / "t.log")], stderr=subprocess.PIPE, text=True
+        )
+        assert "another process is making this result" in waiting.stderr.readline()
+        assert not (tmp_path / "tables/t").exists()
+    assert waiting.wait() == 0
+    manifest.verify_tree(tmp_path / f"tables/t{manifest.SUFFIX}")

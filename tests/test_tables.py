@@ -154,7 +154,7 @@ def test_bytes_do_not_depend_on_block_size(folder, checkpoint, tmp_path):
 
 def test_stage_writes_the_same(folder, checkpoint, tmp_path):
     from workflow_scripts.stages import tables as stage
-    from workflow_scripts.stages.runner import Job
+    from workflow_scripts.stages.job import Job
 
     stage.run(Job({"checkpoint": checkpoint.source.parent}, {}, {}, tmp_path))
     assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == {

@@ -201,7 +201,7 @@ def test_bytes_do_not_depend_on_threads_or_processor(trees, checkpoint, tmp_path
 
 def test_stage_is_the_recipe_of_its_params(trees, checkpoint, tmp_path):
     from workflow_scripts.stages import weights as stage
-    from workflow_scripts.stages.runner import Job
+    from workflow_scripts.stages.job import Job
 
     out = new_folder(tmp_path / "out")
     stage.run(Job({"checkpoint": checkpoint.source.parent}, {}, {"recipe": "fp16"}, out))

@@ -19,7 +19,7 @@ from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.checkpoint.safetensors import DTYPES, SafetensorsWriter
 from workflow_scripts.checkpoint.text_config import FULL, SLIDING, TextConfig
 from workflow_scripts.stages import checkpoint as stage
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 
 Tensors = dict[str, np.ndarray]
 WRAPPER_PREFIX = "model.language_model."

@@ -141,6 +141,14 @@ class Gates:
 
 
 @dataclass(frozen=True)
+class StoreConfig:
+    """Places of the store's two levels; None where the default, or no shared level, is meant."""
+
+    folder: str | None
+    shared: str | None
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole valid configuration."""
 
@@ -153,6 +161,7 @@ class Config:
     artifacts: dict[str, Artifact]
     folders: dict[str, Folder]
     gates: Gates
+    store: StoreConfig
 
     def bundles(self) -> dict[str, Artifact]:
         """The artifacts that are `.aimodel` bundles, by key."""
@@ -481,6 +490,10 @@ def _build(raw: dict[str, Any]) -> Config:
             )
             for key, entry in raw["artifacts"].items()
         },
+        store=StoreConfig(
+            folder=None if raw["store"]["folder"] == "default" else raw["store"]["folder"],
+            shared=None if raw["store"]["shared"] == "off" else raw["store"]["shared"],
+        ),
         folders={name: _build_folder(name, entry) for name, entry in raw["folders"].items()},
         gates=Gates(
             tuple(gates["required"]),

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,22 @@ def new_tree(final: Path) -> Iterator[Path]:
         _fsync_folder(final.parent)
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def alone(lock: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock file that one process at a time can hold; `waiting` is called if another one has it.
+
+    The operating system frees it when its holder ends, however that happens, so there is no stale lock.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def tree_files(tree: Path) -> list[Path]:

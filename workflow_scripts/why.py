@@ -20,7 +20,7 @@ from workflow_scripts.closure import ROOT
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import HashMemory, canonical_json
 from workflow_scripts.stages import runner
-from workflow_scripts.store.levels import Store
+from workflow_scripts.store.levels import Store, open_store
 from workflow_scripts.store.table import table
 
 UP_TO_DATE, STORED, REBUILD, DEPENDS = "up to date", "from the store", "rebuild", "depends on"
@@ -224,7 +224,13 @@ def _states(answers: list[Answer]) -> Iterator[str]:
 
 def _command(text: str) -> Command:
     options = runner.parse_arguments(shlex.split(text.removeprefix(_COMMAND)))
-    return Command(options.stage, options.inputs, options.params, options.output, runner.open_store(options))
+    return Command(
+        options.stage,
+        options.inputs,
+        options.params,
+        options.output,
+        open_store(options.store, options.shared_store),
+    )
 
 
 def _in_order(commands: list[Command]) -> list[Command]:

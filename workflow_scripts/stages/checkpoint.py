@@ -20,7 +20,7 @@ from workflow_scripts.checkpoint.validate import check_head, check_tensor, conte
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import place_file, sha256_file, write_json
 from workflow_scripts.progress import track
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 
 
 def run(job: Job) -> None:

@@ -12,7 +12,7 @@ from workflow_scripts.model.frontend import GatherEmbeds, GatherPerLayer, RowTab
 from workflow_scripts.model.linear import DenseLinear
 from workflow_scripts.model.norm import RMSNorm
 from workflow_scripts.model.signature import COMPUTE_DTYPES, frontend
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 from workflow_scripts.tables.raw import RawTables
 
 

@@ -11,7 +11,7 @@ from workflow_scripts.model.linear import exported_linears
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import COMPUTE_DTYPES, signature
 from workflow_scripts.quantize.weights import Weights
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 
 
 def run(job: Job) -> None:

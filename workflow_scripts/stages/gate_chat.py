@@ -2,7 +2,7 @@
 
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.release.chat import reply
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 
 _NEW_TOKENS = 64
 

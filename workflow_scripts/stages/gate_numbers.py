@@ -7,7 +7,7 @@ from workflow_scripts.gates import numbers
 from workflow_scripts.gates.oracle import Oracle
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.quantize.weights import Weights
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 from workflow_scripts.tables.raw import RawTables
 
 

@@ -3,7 +3,7 @@
 from workflow_scripts.gates.oracle import Oracle
 from workflow_scripts.gates.quantization import gate_quantization
 from workflow_scripts.gates.verdict import Verdict
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 
 
 def run(job: Job) -> None:

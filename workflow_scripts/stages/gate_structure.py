@@ -9,7 +9,7 @@ from workflow_scripts.gates.structure import gate_structure
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.model.signature import signature
 from workflow_scripts.quantize.weights import Weights
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 from workflow_scripts.tables.raw import RawTables
 
 

@@ -8,7 +8,7 @@ from workflow_scripts.gates.oracle import Oracle
 from workflow_scripts.gates.tokens import gate_dialogue, is_long
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.release import driver
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 
 
 def run(job: Job) -> None:

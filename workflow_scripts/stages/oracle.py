@@ -5,7 +5,7 @@ Params: min_margin; dialogues, a list of mappings as in the config's `oracle.dia
 
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.gates.make_oracle import Request, build_oracle
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 
 
 def run(job: Job) -> None:

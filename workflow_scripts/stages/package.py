@@ -3,7 +3,7 @@
 from workflow_scripts.errors import UserError
 from workflow_scripts.release import package
 from workflow_scripts.release.plan import Plan, host_text
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 
 
 def run(job: Job) -> None:

@@ -4,7 +4,7 @@ from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.gates.make_reference import build_reference
 from workflow_scripts.gates.oracle import Oracle
 from workflow_scripts.quantize.weights import Weights
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 
 
 def run(job: Job) -> None:

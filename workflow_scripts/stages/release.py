@@ -5,7 +5,7 @@ from pathlib import Path
 from workflow_scripts.errors import UserError
 from workflow_scripts.release.assemble import Ingredients, assemble
 from workflow_scripts.release.gate_results import read_gate, require
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 
 
 def run(job: Job) -> None:

@@ -17,40 +17,18 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from workflow_scripts import closure, manifest
 from workflow_scripts.errors import GateFailed, UserError
-from workflow_scripts.files import HashMemory, canonical_json, new_tree, sha256_text, tree_files
+from workflow_scripts.files import HashMemory, alone, canonical_json, new_tree, sha256_text, tree_files
 from workflow_scripts.progress import TERMINAL
+from workflow_scripts.stages.job import Job
+from workflow_scripts.store.levels import Store, open_store
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a stage's `run` is given.
-
-    `inputs` maps a name to a result folder (already checked) or to a plain file or folder; `digests` holds the
-    digest of each; `params` is the rule's JSON; `out` is an empty folder, named as the artifact, to fill.
-    """
-
-    inputs: dict[str, Path]
-    digests: dict[str, str]
-    params: dict[str, Any]
-    out: Path
-
-
-class Store(Protocol):
-    """What the runner needs of a store (see `store/levels.py`)."""
-
-    def fetch(self, ingredients: manifest.Ingredients, out: Path) -> list[manifest.FileEntry] | None:
-        """Fill `out` with the result of these ingredients, checked; None, with `out` left empty, if there is none."""
-
-    def put(self, result: manifest.Manifest, tree: Path, stamps: dict[str, list[int]]) -> None:
-        """Keep a result."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +47,7 @@ def main(arguments: list[str]) -> int:
     with _logging_to(options.log) as terminal:
         try:
             start = time.monotonic()
-            store = open_store(options)
+            store = open_store(options.store, options.shared_store)
             outcome = execute(options.stage, options.inputs, options.params, options.output, store)
             files, seconds = outcome.manifest.files, time.monotonic() - start
             size = f"{sum(entry.size for entry in files):,}"
@@ -91,35 +69,53 @@ def main(arguments: list[str]) -> int:
 def execute(
     stage: str, inputs: dict[str, Path], params: dict[str, Any], output: Path, store: Store | None = None
 ) -> Outcome:
-    """Build one result and its manifest, or take them from the store. The result is whole or not there at all."""
-    tree, hashes = manifest.tree_path(output), HashMemory(hash_memory_path(output))
-    digests = {name: input_digest(path, hashes) for name, path in sorted(inputs.items())}
-    ingredients = ingredients_of(stage, digests, params, output)
-    _LOG.info("stage %s, artifact %s, key %s", stage, tree.name, ingredients.key)
-    _LOG.info("ingredients:\n%s", canonical_json(ingredients.__dict__))
-    output.unlink(missing_ok=True)  # from here on nothing may look whole until the new manifest is there
+    """Build one result and its manifest, or take them from the store. The result is whole or not there at all.
+
+    Two processes never make one result at the same time: an orphan of a killed run is waited for.
+    """
+    tree = manifest.tree_path(output)
+    with alone(tree.with_name(f".{tree.name}.lock"), _say_waiting):
+        hashes = HashMemory(hash_memory_path(output))
+        digests = {name: input_digest(path, hashes) for name, path in sorted(inputs.items())}
+        ingredients = ingredients_of(stage, digests, params, output)
+        _LOG.info("stage %s, artifact %s, key %s", stage, tree.name, ingredients.key)
+        _LOG.info("ingredients:\n%s", canonical_json(ingredients.__dict__))
+        output.unlink(missing_ok=True)  # from here on nothing may look whole until the new manifest is there
+        stored = _fill(tree, stage, Job(_trees(inputs), digests, params, tree), ingredients, store)
+        stamps = manifest.stamp_files(tree)
+        result = manifest.Manifest(ingredients, manifest.list_files(tree) if stored is None else stored)
+        if store and stored is None:
+            store.put(result, tree, stamps)
+        manifest.record_manifest(tree, result, stamps)
+        hashes.save({stamps[entry.path][1]: entry.sha256 for entry in result.files})
+    for entry in result.files:
+        _LOG.info("wrote %s, %d bytes, sha256 %s", entry.path, entry.size, entry.sha256)
+    _LOG.info("%s; digest %s", "built" if stored is None else "from the store", result.digest)
+    return Outcome(result, stored is not None)
+
+
+def _fill(
+    tree: Path, stage: str, job: Job, ingredients: manifest.Ingredients, store: Store | None
+) -> list[manifest.FileEntry] | None:
+    """Put the result's files in place; returns what the store knows of them, None where they were built.
+
+    A gate that failed is raised only when its files are in place: its table is what the user needs to see.
+    """
     verdict: GateFailed | None = None
     with new_tree(tree) as out:
         stored = store.fetch(ingredients, out) if store else None
         if stored is None:
             try:
-                _run(stage, Job(_trees(inputs), digests, params, out))
-            except (
-                GateFailed
-            ) as failed:  # its table is what the user needs to see: keep it, without a manifest
+                _run(stage, replace(job, out=out))
+            except GateFailed as failed:
                 verdict = failed
     if verdict is not None:
         raise verdict
-    stamps = manifest.stamp_files(tree)
-    result = manifest.Manifest(ingredients, manifest.list_files(tree) if stored is None else stored)
-    if store and stored is None:
-        store.put(result, tree, stamps)
-    manifest.record_manifest(tree, result, stamps)
-    hashes.save({stamps[entry.path][1]: entry.sha256 for entry in result.files})
-    for entry in result.files:
-        _LOG.info("wrote %s, %d bytes, sha256 %s", entry.path, entry.size, entry.sha256)
-    _LOG.info("%s; digest %s", "built" if stored is None else "from the store", result.digest)
-    return Outcome(result, stored is not None)
+    return stored
+
+
+def _say_waiting() -> None:
+    TERMINAL.info("another process is making this result: waiting for it")
 
 
 def ingredients_of(
@@ -159,16 +155,6 @@ def is_manifest(path: Path) -> bool:
 def hash_memory_path(output: Path) -> Path:
     """Where a result's plain inputs are remembered (local, beside the result's stamp)."""
     return output.with_name(f".{manifest.tree_path(output).name}.inputs.json")
-
-
-def open_store(options: argparse.Namespace) -> Store | None:
-    """The store of a stage's arguments, or None if it is off.
-
-    Imported by name, so that the store is not a part of every stage's code: it cannot change what they write, and
-    an edit of it must rebuild nothing.
-    """
-    levels = importlib.import_module("workflow_scripts.store.levels")
-    return levels.open_store(options.store, options.shared_store)
 
 
 def _run(stage: str, job: Job) -> None:

@@ -1,7 +1,7 @@
 """Stage: checkpoint -> raw gather dump of the token embedding and the per-layer embedding tables. No params."""
 
 from workflow_scripts.checkpoint.reader import Checkpoint
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 from workflow_scripts.tables.writer import write_raw_tables
 
 

@@ -3,7 +3,7 @@
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.quantize.recipes import get_recipe
 from workflow_scripts.quantize.writer import write_weights
-from workflow_scripts.stages.runner import Job
+from workflow_scripts.stages.job import Job
 
 
 def run(job: Job) -> None:
