@@ -134,3 +134,19 @@ def test_stock_names_are_back_after_a_conversion():
         letters = ["".join(func.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(8)) for _ in range(1000)]
     assert len(set(letters)) == 1000  # the stand-in never repeats a name
     assert func.choice is choice
+
+
+def test_a_graph_that_would_be_miscompiled_is_refused(tmp_path):
+    """13 // 8 * 8 is 8, but the converted graph says 13."""
+    import torch
+
+    from workflow_scripts.coreai.convert import Function, save_bundle
+    from workflow_scripts.model.signature import FunctionSpec, TensorSpec
+
+    class Rounded(torch.nn.Module):
+        def forward(self, position):
+            return torch.div(position, 8, rounding_mode="trunc") * 8
+
+    spec = FunctionSpec({"p": TensorSpec("int32", (1, 1))}, {"q": TensorSpec("int32", (1, 1))})
+    with pytest.raises(ValueError, match="truncating integer division"):
+        save_bundle([Function("main", Rounded(), spec)], tmp_path, {})

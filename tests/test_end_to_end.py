@@ -17,21 +17,23 @@ pytestmark = pytest.mark.end_to_end
 FRANCE = "What is the capital of France?"
 
 
-def run(command, folder, **environment):
-    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    return subprocess.run(command, cwd=folder, env=clean | environment, capture_output=True, text=True)
+def run(command, folder):
+    """A command in a clone, with the store that all clones of this test share."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    store = {"GEMMA4_STORE": str(folder.parent / "store")}
+    return subprocess.run(command, cwd=folder, env=environment | store, capture_output=True, text=True)
 
 
-def snakemake(folder, *arguments, **environment):
-    return run([sys.executable, "-m", "snakemake", *arguments], folder, **environment)
+def snakemake(folder, *arguments):
+    return run([sys.executable, "-m", "snakemake", *arguments], folder)
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     """A copy of what git would check out, at a path with a space and an umlaut, with a finished release."""
-    folder = tmp_path_factory.mktemp("clone") / "a clöne"
+    folder = tmp_path_factory.mktemp("clones") / "a clöne"
     copy_project(folder)
-    built = snakemake(folder, "-j2", "release", "gates", GEMMA4_STORE="off")
+    built = snakemake(folder, "-j2", "release", "gates")
     assert built.returncode == 0, built.stderr[-5000:]
     return folder
 
@@ -120,7 +122,7 @@ def test_verify_names_the_flipped_file(clone, release, tmp_path):
 def test_a_second_run_has_nothing_to_do_even_after_a_touch(clone):
     for path in (*clone.glob("workflow_scripts/**/*.py"), *clone.glob("resources/gemma-4-tiny/*")):
         path.touch()
-    again = snakemake(clone, "-j2", "release", GEMMA4_STORE="off")
+    again = snakemake(clone, "-j2", "release")
     assert again.returncode == 0
     assert "Nothing to be done" in again.stderr
 
@@ -131,8 +133,8 @@ def test_an_edit_reruns_the_stages_that_feel_it_and_no_other(clone):
     old = source.read_text()
     try:
         source.write_text(old + "# a comment\n")
-        plan = snakemake(clone, "-n", "--quiet", "rules", "-j2", "release", GEMMA4_STORE="off")
-        listed = snakemake(clone, "-n", "-j2", "release", GEMMA4_STORE="off").stdout
+        plan = snakemake(clone, "-n", "--quiet", "rules", "-j2", "release")
+        listed = snakemake(clone, "-n", "-j2", "release").stdout
     finally:
         source.write_text(old)
     assert plan.returncode == 0
@@ -143,7 +145,42 @@ def test_an_edit_reruns_the_stages_that_feel_it_and_no_other(clone):
 
 
 def test_a_wrong_config_stops_before_any_job(clone):
-    wrong = snakemake(clone, "-n", "release", "--config", "contxt=5", GEMMA4_STORE="off")
+    wrong = snakemake(clone, "-n", "release", "--config", "contxt=5")
     assert wrong.returncode == 1
     said = wrong.stdout + wrong.stderr
     assert "contxt: unknown key" in said and "Did you mean context?" in said
+
+
+def test_a_second_clone_with_the_same_store_builds_nothing(clone, release):
+    """Early cutoff on top: a comment in the quantizer's palettes, whose output stays equal, reaches no export."""
+    second = clone.parent / "second"
+    copy_project(second)
+    source = second / "workflow_scripts/quantize/palette.py"
+    source.write_text(source.read_text() + "# a comment\n")
+    built = snakemake(second, "-j2", "release")
+    assert built.returncode == 0, built.stderr[-3000:]
+    logs = {path: path.read_text() for path in (second / "results/gemma-4-tiny/logs").rglob("*.log")}
+    made = {path.stem for path, text in logs.items() if "from the store; digest" not in text}
+    # The checkpoint's large file has a writable name of its own, so it may be placed anew; it costs a second.
+    assert made - {"text"} == {"fp32", "int8-kmeans-g32"}
+    assert {path.parent.name for path, text in logs.items() if "from the store; digest" not in text} <= {
+        "weights",
+        "checkpoint",
+    }
+    sums = [folder / "results/gemma-4-tiny/release/SHA256SUMS" for folder in (clone, second)]
+    assert sums[0].read_bytes() == sums[1].read_bytes()
+
+
+def test_why_names_the_edited_file(clone):
+    source = clone / "workflow_scripts/model/heads.py"
+    text = source.read_text()
+    try:
+        source.write_text(text + "# a comment\n")
+        why = run([sys.executable, "-m", "workflow_scripts", "why"], clone)
+    finally:
+        source.write_text(text)
+    assert why.returncode == 0
+    rebuilt = [line for line in why.stdout.splitlines() if " rebuild " in line]
+    assert rebuilt and all("workflow_scripts/model/heads.py: changed" in line for line in rebuilt)
+    assert any("head_argmax" in line for line in rebuilt)
+    assert not any("hostcache" in line for line in rebuilt)

@@ -58,4 +58,20 @@ def _export(function: Function) -> torch.export.ExportedProgram:
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             program.graph.erase_node(node)
     _LOG.info("decomposing %s: %d nodes", function.name, len(program.graph.nodes))
-    return program.run_decompositions(coreai_torch.get_decomp_table())
+    decomposed = program.run_decompositions(coreai_torch.get_decomp_table())
+    _refuse_miscompiled(function.name, decomposed)
+    return decomposed
+
+
+def _refuse_miscompiled(function: str, program: torch.export.ExportedProgram) -> None:
+    """Stop at what coreai-torch 0.4.3 converts without an error into something else.
+
+    A truncating division of integers that is multiplied again is folded as if it were a real one: 13 // 8 * 8 gives
+    13 (measured). A table look-up or the rounding mode `floor` is right.
+    """
+    for node in program.graph.nodes:
+        truncates = node.kwargs.get("rounding_mode") == "trunc"
+        if truncates and not node.meta["val"].is_floating_point():
+            raise ValueError(
+                f"{function}: {node.name} is a truncating integer division, which is miscompiled"
+            )
