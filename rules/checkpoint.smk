@@ -14,6 +14,7 @@ rule checkpoint:
         mem_mb=1000,
     params:
         stage="checkpoint",
+        tools=tools("checkpoint"),
         inputs=local_source,
         json=to_json(
             source=CONFIG.checkpoint.source,

@@ -9,7 +9,7 @@ sys.path.insert(0, workflow.basedir)
 
 from snakemake.exceptions import WorkflowError
 
-from workflow_scripts.closure import stage_sources
+from workflow_scripts.closure import stage_host, stage_sources, stage_tools
 from workflow_scripts.config import load_config
 from workflow_scripts.errors import UserError
 from workflow_scripts.job_environment import share_with_jobs, store_arguments
@@ -62,6 +62,11 @@ def times(stage, artifact):
 def code(stage):
     """Source files of a stage, so that an edit reruns the jobs that can feel it and no other."""
     return [os.path.relpath(path) for path in stage_sources(stage)]
+
+
+def tools(stage):
+    """What a stage's key holds of the installed tools and the host: another version reruns its jobs."""
+    return stage_tools(stage) | stage_host(stage)
 
 
 def named_inputs(wildcards, input):

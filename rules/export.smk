@@ -19,6 +19,7 @@ rule export_hostcache:
         mem_mb=2000,
     params:
         stage="export_hostcache",
+        tools=tools("export_hostcache"),
         inputs=named_inputs,
         json=bundle_json,
     message:
@@ -45,6 +46,7 @@ rule export_head:
         mem_mb=2000,
     params:
         stage="export_head",
+        tools=tools("export_head"),
         inputs=named_inputs,
         json=bundle_json,
     message:
@@ -72,6 +74,7 @@ rule export_frontend:
         mem_mb=2000,
     params:
         stage="export_frontend",
+        tools=tools("export_frontend"),
         inputs=named_inputs,
         json=bundle_json,
     message:

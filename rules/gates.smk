@@ -18,6 +18,7 @@ rule gate_structure:
         mem_mb=1000,
     params:
         stage="gate_structure",
+        tools=tools("gate_structure"),
         inputs=named_inputs,
         json=bundle_json,
     message:
@@ -42,6 +43,7 @@ rule gate_numbers:
         mem_mb=1000,
     params:
         stage="gate_numbers",
+        tools=tools("gate_numbers"),
         inputs=named_inputs,
         json=bundle_json,
     message:
@@ -68,6 +70,7 @@ rule gate_quantization:
         mem_mb=1000,
     params:
         stage="gate_quantization",
+        tools=tools("gate_quantization"),
         inputs=named_inputs,
         json=recipe_json,
     message:
@@ -95,6 +98,7 @@ rule gate_tokens:
         mem_mb=1000,
     params:
         stage="gate_tokens",
+        tools=tools("gate_tokens"),
         inputs=named_inputs,
         json=gate_json,
     message:
@@ -119,6 +123,7 @@ rule gate_chat:
         mem_mb=1000,
     params:
         stage="gate_chat",
+        tools=tools("gate_chat"),
         inputs=named_inputs,
         json=to_json(prompt=CONFIG.gates.chat_prompt, expect=CONFIG.gates.chat_expect),
     message:

@@ -14,6 +14,7 @@ rule oracle:
         mem_mb=2000,
     params:
         stage="oracle",
+        tools=tools("oracle"),
         inputs=named_inputs,
         json=to_json(
             min_margin=CONFIG.oracle.min_margin,
@@ -45,6 +46,7 @@ rule reference:
         mem_mb=2000,
     params:
         stage="reference",
+        tools=tools("reference"),
         inputs=named_inputs,
         json=to_json(),
     message:

@@ -14,6 +14,7 @@ rule package:
         mem_mb=500,
     params:
         stage="package",
+        tools=tools("package"),
         inputs=named_inputs,
         json=package_json,
     message:
@@ -38,6 +39,7 @@ rule assemble_release:
         mem_mb=500,
     params:
         stage="release",
+        tools=tools("release"),
         inputs=named_inputs,
         json=release_json(),
     message:

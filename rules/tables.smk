@@ -14,6 +14,7 @@ rule tables:
         mem_mb=1000,
     params:
         stage="tables",
+        tools=tools("tables"),
         inputs=named_inputs,
         json=to_json(),
     message:

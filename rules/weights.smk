@@ -14,6 +14,7 @@ rule weights:
         mem_mb=1000,
     params:
         stage="weights",
+        tools=tools("weights"),
         inputs=named_inputs,
         json=recipe_json,
     message:

@@ -29,7 +29,12 @@ def result(
     """A result folder as a stage leaves it; returns its manifest."""
     tree = write_files(root / stage / artifact, files)
     tools = {"python": "3.11", "numpy": "2.0"}
-    write_manifest(tree, Ingredients(stage, artifact, {"a.py": "0" * 64}, {"bits": 4}, inputs or {}, tools))
+    write_manifest(
+        tree,
+        Ingredients(
+            stage, artifact, {"a.py": "0" * 64}, {"bits": 4}, inputs or {}, tools, {"python": "3.11"}
+        ),
+    )
     return manifest_path(tree)
 
 

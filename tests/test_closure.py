@@ -23,14 +23,16 @@ def test_every_stage_has_a_runnable_module_and_known_tools(stage):
     tree = ast.parse(closure.stage_module(stage).read_text())
     assert "run" in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert f"stages/{stage}.py" in names(stage)
-    assert "python" in closure.stage_tools(stage)
+    assert "python" in closure.stage_host(stage) and "python" not in closure.stage_tools(stage)
 
 
 def test_an_authoring_module_belongs_to_the_stages_that_import_it():
     users = {stage for stage in STAGES if "model/frontend.py" in names(stage)}
     assert users == {"export_frontend"}
-    assert {stage for stage in STAGES if "model/hostcache.py" in names(stage)} == {"export_hostcache"}
-    assert {stage for stage in STAGES if "model/heads.py" in names(stage)} == {"export_head", "reference"}
+    decoders = {stage for stage in STAGES if "model/decoder.py" in names(stage)}
+    assert {"export_hostcache", "reference"} <= decoders
+    assert not decoders & {"export_head", "export_frontend", "weights", "tables", "oracle"}
+    assert {stage for stage in STAGES if "model/heads.py" in names(stage)} >= {"export_head", "reference"}
 
 
 def test_the_quantizer_is_no_code_of_an_export():
@@ -53,7 +55,8 @@ def test_the_runner_and_the_store_are_no_code_of_any_stage():
 
 def test_light_stages_do_not_need_torch():
     heavy = {stage for stage in STAGES if "torch" in closure.stage_tools(stage)}
-    assert heavy == {"oracle", "reference", "export_hostcache", "export_head", "export_frontend"}
+    exports = {stage for stage in STAGES if stage.startswith("export_")}
+    assert heavy == {"oracle", "reference"} | exports
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ def test_imports_inside_functions_and_data_files_count(package):
         "room/deep.py",
         "room/kernel.metal",
     } | ({"stages/__init__.py"} & names("one"))
-    assert set(closure.stage_tools("one")) == {"python", "pyyaml"}
+    assert set(closure.stage_tools("one")) == {"pyyaml"}
     before = closure.stage_code("one")
     (package / "room/kernel.metal").write_text("kernel // edited")
     assert closure.stage_code("one") != before
@@ -109,3 +112,10 @@ def test_an_unknown_stage_and_a_missing_tool_are_named(package):
     (package / "stages/one.py").write_text("import absent_library\n")
     with pytest.raises(UserError, match="absent-library, which is not installed"):
         closure.stage_tools("one")
+
+
+def test_only_what_runs_bundles_is_bound_to_the_machine():
+    bound = {stage for stage in STAGES if "machine" in closure.stage_host(stage)}
+    assert bound == {stage for stage in STAGES if "coreai/runtime.py" in names(stage)}
+    assert {"gate_numbers", "gate_tokens", "gate_chat"} <= bound
+    assert not {stage for stage in bound if not stage.startswith("gate_")}

@@ -1,5 +1,8 @@
 """The re-authored decoder against Hugging Face transformers (eager, float32), and its sensitivity to every feature."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -206,3 +209,28 @@ def test_proportional_rotation_leaves_the_upper_pairs_alone(checkpoint):
     assert torch.equal(frequencies[64:], torch.zeros(192))
     expected = 1e6 ** -(np.arange(0, 128, 2) / 512)
     np.testing.assert_allclose(frequencies[:64].numpy(), expected, rtol=1e-6)
+
+
+def test_stored_frequencies_do_not_depend_on_the_processor(checkpoint):
+    """torch's own pow gives other last bits with and without AVX at the real model's head sizes."""
+    script = (
+        "from workflow_scripts.model.rope import inverse_frequencies as f\n"
+        "from workflow_scripts.checkpoint.text_config import RopeSpec\n"
+        "import hashlib, torch\n"
+        "tables = f(RopeSpec(1e4, 'default', 1.0), 256), f(RopeSpec(1e6, 'proportional', 0.25), 512)\n"
+        "print(hashlib.sha256(torch.cat(tables).numpy().tobytes()).hexdigest())\n"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"ATEN_CPU_CAPABILITY": capability},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for capability in ("default", "avx2")
+    }
+    assert len(found) == 1
+    exact = 1e4 ** (-np.arange(0, 256, 2).astype(np.longdouble) / 256)
+    sliding = inverse_frequencies(checkpoint.config.rope["sliding_attention"], 256)
+    np.testing.assert_array_equal(sliding.numpy(), exact.astype(np.float32))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from workflow_scripts import files, manifest
 from workflow_scripts.errors import UserError
 
 INGREDIENTS = manifest.Ingredients(
-    "stage", "artifact", {"a.py": "0"}, {"a": 1}, {"in": "digest"}, {"python": "3.11"}
+    "stage", "artifact", {"a.py": "0"}, {"a": 1}, {"in": "digest"}, {"numpy": "2.4.6"}, {"python": "3.11"}
 )
 
 
@@ -155,3 +156,55 @@ def test_a_symlink_is_placed_as_the_file_it_names(tmp_path):
     files.place_file(tmp_path / "link", tmp_path / "placed")
     assert not (tmp_path / "placed").is_symlink()
     assert (tmp_path / "placed").read_text() == "x"
+
+
+@pytest.mark.parametrize(("name", "same"), [("measured.json", True), ("measured.npz", False)])
+def test_arrays_of_the_host_are_known_by_how_they_were_made(tmp_path, name, same):
+    """Evidence made by other code must be judged again, though its digest cannot tell; mere figures need not."""
+    path, written = make_result(tmp_path, {"reference.json": b"{}", name: b"1"})
+    other = replace(written, ingredients=replace(INGREDIENTS, code={"a.py": "1"}))
+    elsewhere = replace(written, ingredients=replace(INGREDIENTS, host={"python": "3.13"}))
+    assert other.digest == written.digest == elsewhere.digest
+    assert (other.identity == written.identity) is same
+    assert elsewhere.identity == written.identity
+    assert manifest.read_manifest(path).identity == written.identity
+
+
+def test_an_older_manifest_over_a_newer_result_is_found_out(tmp_path):
+    """The stamps say that the files are untouched, but not that they are what this manifest lists."""
+    path, _ = make_result(tmp_path, {"a": b"old"})
+    older = path.read_text()
+    make_result(tmp_path, {"a": b"new"})
+    path.write_text(older)
+    with pytest.raises(UserError, match=r"thing/a .*bytes changed"):
+        manifest.verify_tree(path)
+
+
+def test_leftovers_of_killed_runs_go_and_those_of_others_stay(tmp_path):
+    gone, kept = tmp_path / ".tmp-thing-abcd_123", tmp_path / ".tmp-thing-b-abcd_123"
+    for folder in (gone, kept):
+        (folder / "thing").mkdir(parents=True)
+    files.remove_stale_siblings(tmp_path / "thing")
+    assert not gone.exists() and kept.exists()
+    with files.new_tree(tmp_path / "thing"):
+        (current,) = tmp_path.glob(".tmp-thing-????????")
+        assert current.is_dir()  # the form of the names is what the clean-up looks for
+
+
+def test_an_edit_of_a_placed_small_file_stays_where_it_is_made(tmp_path):
+    source = tmp_path / "source"
+    source.write_text("as published")
+    source.chmod(0o755)
+    files.place_file(source, tmp_path / "placed")
+    (tmp_path / "placed").write_text("edited")
+    assert source.read_text() == "as published"
+    assert not files.is_executable(tmp_path / "placed")  # modes of a user's files are no part of a result
+
+
+def test_a_placed_tree_keeps_its_executables(tmp_path):
+    (tmp_path / "tree").mkdir()
+    for name, mode in (("run.sh", 0o755), ("data", 0o644)):
+        (tmp_path / "tree" / name).write_text("x")
+        (tmp_path / "tree" / name).chmod(mode)
+    files.place_tree(tmp_path / "tree", tmp_path / "copy")
+    assert [files.is_executable(tmp_path / "copy" / name) for name in ("run.sh", "data")] == [True, False]

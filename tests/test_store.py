@@ -25,7 +25,7 @@ from workflow_scripts.store.local import LocalStore, parse_record, record_of
 from workflow_scripts.store.shared import SharedStore
 
 INGREDIENTS = manifest.Ingredients(
-    "weights", "fp16", {"a.py": "0"}, {"recipe": "fp16"}, {"in": "digest"}, {"numpy": "2"}
+    "weights", "fp16", {"a.py": "0"}, {"recipe": "fp16"}, {"in": "digest"}, {"numpy": "2"}, {"python": "3.11"}
 )
 CONTENT = {"a.bin": b"one", "sub/b.bin": b"two" * 100, "measured.json": b"{}", "empty": b""}
 

@@ -161,7 +161,13 @@ def test_an_edited_source_tool_and_input_are_named(chain, monkeypatch):
 
 def test_every_kind_of_difference_has_its_line():
     old = manifest.Ingredients(
-        "s", "a", {"a.py": "0", "b.py": "0"}, {"x": [1, 2], "y": None}, {"in": "0"}, {"t": "1"}
+        "s",
+        "a",
+        {"a.py": "0", "b.py": "0"},
+        {"x": [1, 2], "y": None},
+        {"in": "0"},
+        {"t": "1"},
+        {"python": "3.11"},
     )
     new = replace(
         old, code={"a.py": "1"}, params={"x": [1, 3]}, inputs={"in": "1", "more": "2"}, tools={"t": "2"}

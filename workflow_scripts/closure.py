@@ -6,6 +6,7 @@ A module names a data file beside it with `data_file(__file__, "name.ext")`, alw
 
 import ast
 import importlib.metadata
+import platform
 import sys
 from functools import cache
 from pathlib import Path
@@ -37,9 +38,9 @@ def stage_sources(stage: str) -> list[Path]:
 
 
 def stage_tools(stage: str) -> dict[str, str]:
-    """Version of each third-party distribution that a stage's modules import, and Python's own."""
+    """Version of each third-party distribution that a stage's modules import."""
     names = {name for path in stage_sources(stage) if path.suffix == ".py" for name in _scan(path)[1]}
-    versions = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    versions = {}
     for name in sorted(names):
         distribution = _DISTRIBUTIONS.get(name, name.replace("_", "-"))
         try:
@@ -50,6 +51,17 @@ def stage_tools(stage: str) -> dict[str, str]:
                 f"stage `{stage}` needs {distribution}, which is not installed in {sys.prefix}: run `make environment`"
             ) from None
     return versions
+
+
+def stage_host(stage: str) -> dict[str, str]:
+    """What of the host may matter to a stage: Python's version and, where bundles are run, the machine.
+
+    A verdict of one machine's runtime says nothing about another's.
+    """
+    host = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    if any(path.name == "runtime.py" and path.parent.name == "coreai" for path in stage_sources(stage)):
+        host["machine"] = f"{platform.system()} {platform.machine()}"
+    return host
 
 
 def stage_code(stage: str) -> dict[str, str]:

@@ -1,9 +1,11 @@
 """The one place that writes files: atomically, durably, with the same bytes on every host."""
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -11,6 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+LINKED_FROM = 16 << 20
+"""Bytes from which a file is rather linked than copied where the file system has no clones."""
 
 _FICLONE = 0x40049409  # Linux ioctl: share the blocks of another file (btrfs, xfs, overlay on them)
 
@@ -98,7 +103,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def new_tree(final: Path) -> Iterator[Path]:
-    """Give an empty folder to fill; at the end of the block it takes `final`'s place in one rename.
+    """Give an empty folder to fill; at the end of the block it takes `final`'s place by rename.
 
     The folder has the final name already (some formats look at it) and lies in a temporary sibling of its own
     process, so neither a killed run nor an orphaned child leaves anything that looks whole.
@@ -136,6 +141,14 @@ def alone(lock: Path, waiting: Callable[[], None]) -> Iterator[None]:
         yield
 
 
+def remove_stale_siblings(final: Path) -> None:
+    """Delete what killed runs left of `new_tree(final)`; call it where no other process can be filling one."""
+    leftover = re.compile(rf"\.tmp-{re.escape(final.name)}-[a-z0-9_]{{8}}")  # the form of mkdtemp's names
+    for path in final.parent.glob(f".tmp-{glob.escape(final.name)}-*"):
+        if leftover.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def tree_files(tree: Path) -> list[Path]:
     """All files below `tree`, sorted by their path's text."""
     return sorted(
@@ -144,24 +157,36 @@ def tree_files(tree: Path) -> list[Path]:
 
 
 def place_file(source: Path, target: Path) -> None:
-    """Bring a file's content to `target` as cheaply as the file system allows: clone, hard link, else copy.
+    """Bring a file's content to `target` as cheaply as is safe: clone; for large files hard link; else copy.
 
-    A symlink is followed, so the target is always a regular file.
+    A symlink is followed, so the target is always a regular file. Small files are copied, so that who edits a
+    released tokenizer does not edit the checkpoint it came from. An executable is copied without that mode.
     """
     source = source.resolve(strict=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     if clone_file(source, target):
+        target.chmod(0o644)
         return
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(source, target)
+    if source.stat().st_size >= LINKED_FROM and not is_executable(source):
+        try:
+            os.link(source, target)
+            return
+        except OSError:  # another file system, or one without hard links
+            pass
+    shutil.copyfile(source, target)
 
 
 def place_tree(source: Path, target: Path) -> None:
-    """Place every file of a folder below `target` (see `place_file`)."""
+    """Place every file of a result below `target` (see `place_file`); executables stay executable."""
     for path in tree_files(source):
         place_file(path, target / path.relative_to(source))
+        if is_executable(path):
+            (target / path.relative_to(source)).chmod(0o755)
+
+
+def is_executable(path: Path) -> bool:
+    """Whether a file's owner may execute it."""
+    return bool(path.stat().st_mode & 0o100)
 
 
 def clone_file(source: Path, target: Path) -> bool:
@@ -189,9 +214,10 @@ def _settle(tree: Path) -> None:
             raise ValueError(f"a result holds a symlink: {path.name}")
         if path.is_dir():
             path.chmod(0o755)
+            _fsync_folder(path)
             continue
         if path.stat().st_nlink == 1:  # a hard link shares its mode with the file it was placed from
-            mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
+            mode = 0o755 if is_executable(path) else 0o644
             if (
                 path.stat().st_mode & 0o7777 != mode
             ):  # a needless chmod would move the ctime, which stamps go by

@@ -6,7 +6,6 @@ Files whose name starts with `measured` hold figures that depend on the host (lo
 listed and checked, but are not part of the digest.
 """
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +15,9 @@ from workflow_scripts.errors import UserError
 from workflow_scripts.files import (
     canonical_json,
     file_stamp,
+    is_executable,
     sha256_file,
+    sha256_text,
     tree_files,
     write_atomic,
     write_json,
@@ -46,7 +47,8 @@ class Ingredients:
     """Everything that can change a result; its digest is the key under which the result is known.
 
     `code` maps each source file that the stage reaches to its sha256, so that a difference can be named; `inputs` maps
-    an input's name to the digest of its content; `tools` a distribution to its version.
+    an input's name to the digest of its content; `tools` a distribution to its version. `host` is what of the host
+    may matter: it separates results in the store, and is no part of a release, which is the same from every host.
     """
 
     stage: str
@@ -55,11 +57,17 @@ class Ingredients:
     params: dict[str, Any]
     inputs: dict[str, str]
     tools: dict[str, str]
+    host: dict[str, str]
 
     @property
     def key(self) -> str:
         """Hex sha256 over all ingredients."""
-        return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()
+        return sha256_text(canonical_json(asdict(self)))
+
+    @property
+    def recipe_digest(self) -> str:
+        """Hex sha256 over all ingredients but the host."""
+        return sha256_text(canonical_json({**asdict(self), "host": None}))
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,18 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Hex sha256 over path, size, sha256 and executable bit of every file that is not host-measured."""
-        stable = [asdict(entry) for entry in self.files if not entry.measured]
-        return hashlib.sha256(canonical_json(stable).encode()).hexdigest()
+        return sha256_text(canonical_json([asdict(entry) for entry in self.files if not entry.measured]))
+
+    @property
+    def identity(self) -> str:
+        """What a later stage's key holds of this result: the digest.
+
+        Arrays that later stages compute with (`measured*.npz`: logits of the oracle, reference numbers) may differ in
+        their last bits from host to host, so they are not in the digest. Of such a result the identity is how it was
+        made, so that whoever judges by the arrays is judged anew when they may have changed.
+        """
+        has_arrays = any(entry.measured and entry.path.endswith(".npz") for entry in self.files)
+        return sha256_text(self.digest + self.ingredients.recipe_digest) if has_arrays else self.digest
 
     def to_json(self) -> dict[str, Any]:
         """The file's JSON content."""
@@ -105,7 +123,7 @@ def list_files(tree: Path) -> list[FileEntry]:
             path=path.relative_to(tree).as_posix(),
             size=path.stat().st_size,
             sha256=sha256_file(path),
-            executable=bool(path.stat().st_mode & 0o100),
+            executable=is_executable(path),
         )
         for path in tree_files(tree)
     ]
@@ -131,7 +149,9 @@ def record_manifest(tree: Path, manifest: Manifest, stamps: dict[str, list[int]]
     when it is read next.
     """
     now = stamp_files(tree)
-    _write_stamp(tree, {path: now[path] for path, stamp in stamps.items() if now[path][:3] == stamp[:3]})
+    _write_stamp(
+        tree, manifest, {path: now[path] for path, stamp in stamps.items() if now[path][:3] == stamp[:3]}
+    )
     write_json(manifest_path(tree), manifest.to_json())
 
 
@@ -164,11 +184,10 @@ def verify_tree(path: Path) -> Manifest:
     Every file is hashed, except where size, inode, mtime and ctime equal the local stamp that was taken when the
     file was hashed last, so that gigabytes are not read again and again. Raises UserError naming the file.
     """
-    tree = tree_path(path)
-    before, manifest = _read_stamp(tree), read_manifest(path)
+    manifest = read_manifest(path)
     stamps = check_tree(manifest, path)
-    if stamps != before:
-        _write_stamp(tree, stamps)
+    if stamps != _read_stamp(tree_path(path), manifest):
+        _write_stamp(tree_path(path), manifest, stamps)
     return manifest
 
 
@@ -180,7 +199,7 @@ def check_tree(manifest: Manifest, path: Path) -> dict[str, list[int]]:
     advice = f"delete {path} and run again to rebuild it"
     for stray in sorted(found.keys() - listed):
         raise UserError(f"{tree / stray} is not part of the result that {path.name} describes; {advice}")
-    known, stamps = _read_stamp(tree), {}
+    known, stamps = _read_stamp(tree, manifest), {}
     for entry in manifest.files:
         file = found.get(entry.path)
         if file is None:
@@ -197,13 +216,18 @@ def _stamp_path(tree: Path) -> Path:
     return tree.with_name(f".{tree.name}.stamp.json")
 
 
-def _write_stamp(tree: Path, stamps: dict[str, list[int]]) -> None:
-    write_atomic(_stamp_path(tree), json.dumps(stamps))
+def _write_stamp(tree: Path, manifest: Manifest, stamps: dict[str, list[int]]) -> None:
+    write_atomic(_stamp_path(tree), json.dumps({"of": _hashes(manifest), "stamps": stamps}))
 
 
-def _read_stamp(tree: Path) -> dict[str, list[int]]:
+def _read_stamp(tree: Path, manifest: Manifest) -> dict[str, list[int]]:
+    """The stamps that were taken of exactly these hashes; none where they were of others, or the file is damaged."""
     try:
-        stamp = json.loads(_stamp_path(tree).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # no stamp, or a damaged one: everything is hashed again, which is always right
-    return stamp if isinstance(stamp, dict) else {}
+        record = json.loads(_stamp_path(tree).read_text(encoding="utf-8"))
+        return dict(record["stamps"]) if record["of"] == _hashes(manifest) else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # everything is hashed again, which is always right
+
+
+def _hashes(manifest: Manifest) -> str:
+    return sha256_text(canonical_json([[entry.path, entry.sha256] for entry in manifest.files]))

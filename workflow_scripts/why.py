@@ -124,6 +124,7 @@ def differences(old: manifest.Ingredients, new: manifest.Ingredients) -> list[st
         ),
         *(f"input {name}: removed" for name in sorted(old.inputs.keys() - new.inputs.keys())),
         *_changes("tool", old.tools, new.tools, show=str),
+        *_changes("host", old.host, new.host, show=str),
     ]
 
 
@@ -150,12 +151,12 @@ def _explain(command: Command, answers: dict[Path, Answer], names: dict[Path, st
     if last is not None and not reasons:
         try:
             manifest.check_tree(last, command.output)
-            return Answer(UP_TO_DATE, last.digest)
+            return Answer(UP_TO_DATE, last.identity)
         except UserError as problem:
             reasons = [str(problem)]
     stored = command.store.find(new) if command.store else None
     if stored is not None:
-        return Answer(STORED, stored.digest, reasons)
+        return Answer(STORED, stored.identity, reasons)
     return Answer(REBUILD, None, reasons)
 
 
@@ -179,7 +180,7 @@ def _digest(path: Path, hashes: HashMemory) -> str:
         return runner.input_digest(path, hashes)
     found = manifest.read_manifest(path)
     manifest.check_tree(found, path)
-    return found.digest
+    return found.identity
 
 
 def _last_build(output: Path) -> manifest.Manifest | None:

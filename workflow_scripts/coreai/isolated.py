@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from workflow_scripts.errors import UserError
+from workflow_scripts.progress import TERMINAL
 
 Arrays = dict[str, np.ndarray]
-_USER_ERROR = (
-    3  # exit code of a child whose function raised UserError; its message is the last line on stderr
-)
+_LOG = logging.getLogger(__name__)
+_FOR_TERMINAL = "[terminal] "  # how the child marks progress that its parent passes on
+# Exit code of a child whose function raised UserError; its message is the last line on stderr.
+_USER_ERROR = 3
 
 
 class ChildDied(UserError):
@@ -39,9 +41,10 @@ def isolated(function: Callable[..., Arrays], **arguments: Any) -> Arrays:
         with subprocess.Popen(
             command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, errors="replace"
         ) as child:
-            for line in child.stderr:
-                print(line, file=sys.stderr, end="")  # into the stage's log, as it comes
-                lines.append(line.strip() or lines[-1])
+            for line in map(str.rstrip, child.stderr):
+                for_terminal = line.startswith(_FOR_TERMINAL)
+                (TERMINAL if for_terminal else _LOG).info("%s", line.removeprefix(_FOR_TERMINAL))
+                lines.append(line or lines[-1])
         if child.returncode == _USER_ERROR:
             raise UserError(lines[-1])
         if child.returncode < 0:
@@ -57,6 +60,10 @@ def main(arguments: list[str]) -> int:
     """The child's side: MODULE FUNCTION JSON RESULT."""
     module, name, parameters, result = arguments
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"{_FOR_TERMINAL}%(message)s"))
+    TERMINAL.addHandler(handler)
+    TERMINAL.propagate = False
     try:
         arrays = getattr(importlib.import_module(module), name)(**json.loads(parameters))
     except UserError as problem:

@@ -3,6 +3,8 @@
 Source: HF transformers, modeling_rope_utils.py (`default`, `proportional`).
 """
 
+from decimal import Decimal
+
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +18,11 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
     by the whole head_dim, and the other pairs get frequency 0, the identity.
     """
     rotated = int(rope.partial_rotary_factor * head_dim) // 2
-    exponents = torch.arange(0, 2 * rotated, 2).float() / head_dim
-    return torch.cat([1.0 / rope.theta**exponents, torch.zeros(head_dim // 2 - rotated)])
+    # In decimal arithmetic: these numbers are stored in bundles, and the last bit of torch's pow depends on the
+    # processor's vector units (measured at head_dim 256 and 512).
+    theta, size = Decimal(rope.theta), Decimal(head_dim)
+    frequencies = [float(theta ** (-Decimal(2 * pair) / size)) for pair in range(rotated)]
+    return torch.tensor(frequencies + [0.0] * (head_dim // 2 - rotated), dtype=torch.float32)
 
 
 class RotaryEmbedding(nn.Module):

@@ -1,10 +1,12 @@
 """`chat FOLDER --prompt TEXT`: answer from a release folder alone, through the Core AI runtime."""
 
 import argparse
+import logging
 from pathlib import Path
 
 from workflow_scripts.coreai.isolated import isolated
 from workflow_scripts.errors import UserError
+from workflow_scripts.progress import TERMINAL
 from workflow_scripts.release import driver
 from workflow_scripts.release.plan import Plan
 from workflow_scripts.release.tokenizer import ChatTokenizer
@@ -17,6 +19,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--prompt", required=True, help="what the user says")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     options = parser.parse_args(arguments)
+    TERMINAL.addHandler(
+        logging.StreamHandler()
+    )  # progress, on stderr: a full-size step takes seconds to minutes
+    TERMINAL.setLevel(logging.INFO)
     print(reply(options.folder, options.prompt, options.max_new_tokens))
     return 0
 

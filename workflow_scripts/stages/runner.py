@@ -23,7 +23,15 @@ from typing import Any, TextIO
 
 from workflow_scripts import closure, manifest
 from workflow_scripts.errors import GateFailed, UserError
-from workflow_scripts.files import HashMemory, alone, canonical_json, new_tree, sha256_text, tree_files
+from workflow_scripts.files import (
+    HashMemory,
+    alone,
+    canonical_json,
+    new_tree,
+    remove_stale_siblings,
+    sha256_text,
+    tree_files,
+)
 from workflow_scripts.progress import TERMINAL
 from workflow_scripts.stages.job import Job
 from workflow_scripts.store.levels import Store, open_store
@@ -80,6 +88,7 @@ def execute(
         ingredients = ingredients_of(stage, digests, params, output)
         _LOG.info("stage %s, artifact %s, key %s", stage, tree.name, ingredients.key)
         _LOG.info("ingredients:\n%s", canonical_json(ingredients.__dict__))
+        remove_stale_siblings(tree)
         output.unlink(missing_ok=True)  # from here on nothing may look whole until the new manifest is there
         stored = _fill(tree, stage, Job(_trees(inputs), digests, params, tree), ingredients, store)
         stamps = manifest.stamp_files(tree)
@@ -129,13 +138,14 @@ def ingredients_of(
         params=params,
         inputs=digests,
         tools=closure.stage_tools(stage),
+        host=closure.stage_host(stage),
     )
 
 
 def input_digest(path: Path, hashes: HashMemory) -> str:
     """Digest of an input's content: of a result by its checked manifest, of a plain file or folder by hashing."""
     if is_manifest(path):
-        return manifest.verify_tree(path).digest
+        return manifest.verify_tree(path).identity
     if path.is_file():
         return sha256_text(canonical_json([[path.name, hashes.sha256(path)]]))
     if path.is_dir():
