@@ -15,9 +15,9 @@ rule checkpoint:
     params:
         stage="checkpoint",
         tools=tools("checkpoint"),
-        inputs=local_source,
+        inputs=named_inputs,
         json=to_json(
-            source=CONFIG.checkpoint.source,
+            source=CONFIG.checkpoint.source if CONFIG.checkpoint.repository else LOCAL,
             allow_moving_revision=CONFIG.checkpoint.allow_moving_revision,
             sha256=CONFIG.checkpoint.sha256,
             num_hidden_layers=CONFIG.num_hidden_layers,

@@ -9,8 +9,9 @@ sys.path.insert(0, workflow.basedir)
 
 from snakemake.exceptions import WorkflowError
 
+from workflow_scripts.checkpoint.needed import LOCAL, local_inputs
 from workflow_scripts.closure import stage_host, stage_sources, stage_tools
-from workflow_scripts.config import load_config
+from workflow_scripts.config import GATES, load_config
 from workflow_scripts.errors import UserError
 from workflow_scripts.job_environment import share_with_jobs, store_arguments
 
@@ -38,6 +39,12 @@ wildcard_constraints:
     bundle="|".join(map(re.escape, BUNDLES)) or "-",
     recipe="|".join(map(re.escape, CONFIG.recipes())) or "-",
     folder="|".join(map(re.escape, CONFIG.folders)),
+    tables="|".join(
+        re.escape(name)
+        for name, artifact in ARTIFACTS.items()
+        if artifact.form == "raw_tables"
+    )
+    or "-",
 
 
 def result(stage, artifact=None):
@@ -107,26 +114,25 @@ def recipe_json(wildcards):
     return to_json(recipe=wildcards.recipe)
 
 
+def quantization_json(wildcards):
+    """Parameters of the gate over one weight recipe."""
+    return to_json(recipe=wildcards.recipe, min_margin=CONFIG.oracle.min_margin)
+
+
 def gate_json(wildcards):
     """Parameters of the gates over a folder's dialogues."""
     return to_json(gate=wildcards.gate)
 
 
 def checkpoint_source(wildcards):
-    """The files of a local checkpoint; a Hugging Face one is fetched by its stage."""
+    """The files of a local checkpoint that count, by name; a Hugging Face one is fetched by its stage."""
     if CONFIG.checkpoint.repository:
         return {}
-    folder = Path(CONFIG.checkpoint.source)
-    if not folder.is_dir():
-        raise WorkflowError(f"checkpoint.source: there is no folder {folder}")
-    return {"source": sorted(str(path) for path in folder.rglob("*") if path.is_file())}
-
-
-def local_source(wildcards):
-    """A local checkpoint as an input of its stage: the folder as a whole."""
-    return (
-        [] if CONFIG.checkpoint.repository else [f"source={CONFIG.checkpoint.source}"]
-    )
+    try:
+        files = local_inputs(Path(CONFIG.checkpoint.source))
+    except UserError as problem:
+        raise WorkflowError(str(problem)) from None
+    return {name: str(path) for name, path in files.items()}
 
 
 def structure_evidence(wildcards):
@@ -193,28 +199,18 @@ def package_json(wildcards):
     )
 
 
-def gates_over(bundles, kinds):
-    """`<gate>_<target>` -> manifest of its verdict, for some bundles, their recipes, and every folder that chats."""
-    chats = [name for name, folder in CONFIG.folders.items() if folder.can_chat]
-    recipes = sorted({bundle.recipe for bundle in bundles if bundle.recipe})
-    targets = {
-        kind: [bundle.published for bundle in bundles]
-        for kind in ("structure", "numbers")
-    }
-    targets |= {"quantization": recipes} | {
-        kind: chats for kind in ("tokens", "long_run", "chat")
-    }
+def gates_over(artifacts, kinds):
+    """`<gate>_<target>` -> manifest of its verdict, for some artifacts, their recipes, and every folder that chats."""
     return {
         f"{kind}_{target}": result(f"gates/{kind}", target)
         for kind in kinds
-        for target in targets[kind]
+        for target in CONFIG.gate_targets(kind, artifacts)
     }
 
 
 def all_gates():
     """Every gate over everything that the config declares."""
-    kinds = ("structure", "numbers", "quantization", "tokens", "long_run", "chat")
-    return gates_over(BUNDLES.values(), kinds)
+    return gates_over(CONFIG.artifacts.values(), GATES)
 
 
 def required_gates():

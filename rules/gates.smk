@@ -54,6 +54,7 @@ rule gate_numbers:
 
 rule gate_quantization:
     input:
+        checkpoint=result("checkpoint", "text"),
         oracle=result("oracle", "dialogues"),
         weights=result("weights", "{recipe}"),
         reference=result("reference", "{recipe}"),
@@ -72,9 +73,35 @@ rule gate_quantization:
         stage="gate_quantization",
         tools=tools("gate_quantization"),
         inputs=named_inputs,
-        json=recipe_json,
+        json=quantization_json,
     message:
         "gate quantization: {wildcards.recipe}"
+    shell:
+        STAGE
+
+
+rule gate_tables:
+    input:
+        tables=result("tables", "{tables}"),
+        checkpoint=result("checkpoint", "text"),
+        code=code("gate_tables"),
+    output:
+        result("gates/tables", "{tables}"),
+    log:
+        logs("gates/tables", "{tables}"),
+    benchmark:
+        times("gates/tables", "{tables}")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=1000,
+    params:
+        stage="gate_tables",
+        tools=tools("gate_tables"),
+        inputs=named_inputs,
+        json=to_json(),
+    message:
+        "gate tables: {wildcards.tables}"
     shell:
         STAGE
 

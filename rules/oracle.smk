@@ -18,6 +18,7 @@ rule oracle:
         inputs=named_inputs,
         json=to_json(
             min_margin=CONFIG.oracle.min_margin,
+            context=CONFIG.context,
             dialogues=[
                 dialogue.params() for dialogue in CONFIG.oracle.dialogues.values()
             ],

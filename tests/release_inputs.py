@@ -40,6 +40,7 @@ def result(
 
 HUB = {"kind": "huggingface", "repository": "nobody/gemma-4-tiny", "commit": "cd" * 20}
 LOCAL = {"kind": "local"}
+CHECKPOINT_DIGEST = "ab" * 32
 
 
 def checkpoint(
@@ -49,7 +50,7 @@ def checkpoint(
     raw = json.loads((TINY / "config.json").read_text())
     record = {
         "format": 1,
-        "digest": "ab" * 32,
+        "digest": CHECKPOINT_DIGEST,
         "origin": origin or HUB,
         "files": {},
         "text_config": parse_text_config(raw, "config.json").to_json(),
@@ -69,13 +70,24 @@ def digest(manifest: Path) -> str:
     return read_manifest(manifest).digest
 
 
-def bundle(root: Path, name: str, content: bytes, inputs: dict[str, str] | None = None) -> Path:
-    """An export result that looks like a bundle."""
+def bundle(
+    root: Path,
+    name: str,
+    content: bytes,
+    inputs: dict[str, str] | None = None,
+    made_from: str = CHECKPOINT_DIGEST,
+) -> Path:
+    """An export result that looks like a bundle, with the digest of the checkpoint that it says it was made from."""
     return result(
         root,
         "export",
         f"{name}.aimodel",
-        {"main.mlirb": content, "metadata.json": '{"producer": "x"}\n'},
+        {
+            "main.mlirb": content,
+            "metadata.json": canonical_json(
+                {"creatorDefinedMetadata": {"checkpoint": made_from}, "producer": "x"}
+            ),
+        },
         inputs,
     )
 

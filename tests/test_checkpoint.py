@@ -17,13 +17,14 @@ import pytest
 
 from tests import tiny
 from workflow_scripts.checkpoint.fetch import fetch
-from workflow_scripts.checkpoint.folder import needed_files
 from workflow_scripts.checkpoint.layout import expected_tensors
+from workflow_scripts.checkpoint.needed import local_folder, local_inputs, needed_files
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.checkpoint.safetensors import DTYPES
 from workflow_scripts.checkpoint.text_config import FULL, SLIDING
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import sha256_file
+from workflow_scripts.stages import runner
 
 ROOT = Path(__file__).parent.parent
 EMBEDDED = ROOT / "resources" / "gemma-4-tiny"
@@ -292,6 +293,106 @@ def test_dangling_links_are_named(tmp_path):
     assert "symlink to a file that is not there" in refused(folder, tmp_path / "tree")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "generation_config.json",
+        "chat_template.jinja",
+        "LICENSE",
+        "tokenizer.json",
+        "model.safetensors.index.json",
+    ],
+)
+def test_a_dangling_link_of_any_file_that_counts_is_named(tmp_path, name):
+    """Also of those that a checkpoint may lack: here it has them, but not whole."""
+    folder = tiny.write_checkpoint(tmp_path / "published")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("gone")
+    with pytest.raises(UserError, match=f"{name} is a symlink to a file that is not there"):
+        local_inputs(folder)
+
+
+def test_no_folder_at_all(tmp_path):
+    with pytest.raises(UserError, match=r"folder .*none does not exist: correct checkpoint\.source"):
+        local_inputs(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file is no folder: correct checkpoint\.source"):
+        local_inputs(tmp_path / "file")
+
+
+# --- what a local checkpoint is known by -----------------------------------------------------------------------------
+
+
+def execute(folder, home):
+    """The stage as the rule calls it; the result's key and the manifest's bytes."""
+    output = home / "text.manifest.json"
+    params = {"source": "local", "num_hidden_layers": 10}
+    outcome = runner.execute("checkpoint", local_inputs(folder), params, output)
+    return outcome.manifest.ingredients.key, output.read_bytes()
+
+
+def test_only_the_needed_files_and_no_path_go_into_the_key(tmp_path):
+    folder = tiny.write_checkpoint(tmp_path / "published")
+    (folder / "LICENSE").write_text("mine")
+    first, written = execute(folder, tmp_path / "a")
+    for name in (
+        ".git/HEAD",
+        "optimizer.pt",
+        "runs/events.log",
+        "trainer_state.json",
+        "global_step9/model.safetensors",
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("x")
+    assert execute(folder, tmp_path / "b") == (first, written)
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert execute(moved, tmp_path / "c") == (first, written)
+    assert str(tmp_path).encode() not in written
+    (moved / "LICENSE").write_text("yours")
+    assert execute(moved, tmp_path / "d")[0] != first
+
+
+def test_inputs_name_each_file(tmp_path):
+    folder = tiny.write_checkpoint(tmp_path / "published", shards=2)
+    inputs = local_inputs(folder)
+    assert inputs.keys() == {f"source/{path.name}" for path in needed_files(folder)}
+    assert "source/model-00002-of-00002.safetensors" in inputs
+    assert local_folder(inputs) == local_folder({"source": folder}) == folder
+    assert local_folder({}) is None
+
+
+def test_files_that_came_or_went_since_the_plan_are_named(tmp_path):
+    folder = tiny.write_checkpoint(tmp_path / "published")
+    inputs = local_inputs(folder)
+    (folder / "NOTICE").write_text("")
+    with pytest.raises(
+        UserError, match=r"changed after the run was planned \(NOTICE came or went\): run again"
+    ):
+        local_folder(inputs)
+    with pytest.raises(UserError, match="lies in one folder"):
+        local_folder(inputs | {"source/x": tmp_path / "other" / "x"})
+
+
+def test_planning_needs_no_numpy():
+    program = (
+        "import sys; from workflow_scripts.checkpoint import needed; "
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not {"numpy", "torch", "ml_dtypes", "yaml", "huggingface_hub"} & set(done.stdout.split())
+
+
+def test_messages_name_the_folder(tmp_path):
+    folder = tiny.write_checkpoint(tmp_path / "my tune")
+    config = json.loads((folder / "config.json").read_text())
+    del config["text_config"]["head_dim"]
+    tiny.write_text(folder / "config.json", config)
+    with pytest.raises(UserError, match=r"my tune/config\.json"):
+        execute(folder, tmp_path / "a")
+
+
 # --- tensors ---------------------------------------------------------------------------------------------------------
 
 
@@ -502,8 +603,8 @@ def test_number_of_layers_must_be_the_config_s(tmp_path):
         (f"hf://{REPOSITORY}@main", "allow_moving_revision"),
         (f"hf://{REPOSITORY}@{COMMIT[:12]}", "allow_moving_revision"),
         (f"hf://{REPOSITORY}@{COMMIT.upper()}", "lower-case"),
-        ("resources/none", "resources/none does not exist"),
-        ("https://huggingface.co/google/gemma", "does not exist"),
+        ("local", "local is no hf:// address, and no folder"),
+        ("https://huggingface.co/google/gemma", "no hf:// address"),
     ],
 )
 def test_wrong_sources_say_what_is_right(source, word):

@@ -9,7 +9,10 @@ import yaml
 from tokenizers import Tokenizer
 
 from workflow_scripts.checkpoint.tiny_dialogues import DIALOGUES
-from workflow_scripts.config import DRIVERS, FORMS, SCHEMA, load_config
+from workflow_scripts.config import GATES, load_config, overlay, read_config
+from workflow_scripts.configuration import meaning
+from workflow_scripts.configuration.data import DRIVERS, FORMS
+from workflow_scripts.configuration.shape import SCHEMA
 from workflow_scripts.errors import UserError
 from workflow_scripts.quantize.recipes import RECIPES
 
@@ -17,15 +20,6 @@ ROOT = Path(__file__).parents[1]
 MODEL_FILES = sorted(path.name for path in (ROOT / "config").glob("gemma-*.yaml"))
 DEFAULT = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
 TINY = ROOT / "resources/gemma-4-tiny"
-
-
-def overlay(base, over):
-    """Lay one mapping over another as Snakemake does: mappings merge, anything else replaces."""
-    merged = copy.deepcopy(base)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = overlay(merged[key], value) if both else value
-    return merged
 
 
 def changed(text):
@@ -41,10 +35,34 @@ def problems(text):
 def test_overlay_is_snakemakes():
     from snakemake.utils import update_config
 
-    over = {"checkpoint": {"sha256": {"a": "b"}}, "oracle": {"dialogues": [1]}, "folders": {"macos": None}}
-    expected = copy.deepcopy(DEFAULT)
-    update_config(expected, over)
-    assert overlay(DEFAULT, over) == expected
+    before = copy.deepcopy(DEFAULT)
+    for over in (
+        {"checkpoint": {"sha256": {"a": "b"}}, "oracle": {"dialogues": [1]}, "folders": {"macos": None}},
+        {"model": {"a": {"b": 1}}, "new": {"c": {}}, "store": "off"},
+    ):
+        expected = copy.deepcopy(DEFAULT)
+        update_config(expected, over)
+        assert overlay(DEFAULT, over) == expected
+    assert before == DEFAULT
+
+
+def test_files_are_laid_over_the_default_in_their_order(tmp_path):
+    for name, text in (("a.yaml", "{context: 400, slug: a}"), ("b.yaml", "slug: b")):
+        (tmp_path / name).write_text(text)
+    config = read_config([tmp_path / "a.yaml", tmp_path / "b.yaml"])
+    assert (config.model, config.context, config.slug) == ("gemma-4-tiny", 400, "b")
+    assert read_config([]) == load_config(DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("a: b: c", "is not YAML"), ("- 1", "keys with values"), (None, "cannot be read")]
+)
+def test_a_file_that_is_no_configuration_is_named(tmp_path, text, words):
+    if text is not None:
+        (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UserError, match=rf"a\.yaml {words}|a\.yaml.*{words}") as caught:
+        read_config([tmp_path / "a.yaml"])
+    assert "\n" not in str(caught.value)
 
 
 def test_default_is_the_embedded_model():
@@ -70,6 +88,20 @@ def test_model_files_load_over_the_default(name):
     leaked = {dialogue["name"] for dialogue in DEFAULT["oracle"]["dialogues"]} - {"france", "long"}
     assert not leaked & config.oracle.dialogues.keys()
     assert max(d.new_tokens for d in config.oracle.dialogues.values()) >= 256
+    assert "tables" in config.gates.required
+
+
+@pytest.mark.parametrize("name", [*MODEL_FILES, "README.md"])
+def test_a_model_states_all_that_depends_on_it(name):
+    """What a model file leaves out is the embedded model's: its prompt, its answer, its sizes."""
+    text = (ROOT / "config" / name).read_text(encoding="utf-8")
+    if name == "README.md":
+        text = re.findall(r"```yaml\n(model:.*?)```", text, flags=re.DOTALL)[0]
+    stated = yaml.safe_load(text)
+    assert stated.keys() >= {"model", "slug", "num_hidden_layers", "context", "checkpoint", "oracle", "gates"}
+    assert stated["oracle"].keys() == DEFAULT["oracle"].keys()
+    assert stated["gates"].keys() == DEFAULT["gates"].keys()
+    assert stated["gates"]["chat"].keys() == DEFAULT["gates"]["chat"].keys()
 
 
 def test_e2b_keeps_the_published_names():
@@ -109,7 +141,10 @@ def test_default_dialogues_are_those_of_the_embedded_model():
 
 
 def test_null_drops_an_inherited_entry():
-    config = load_config(changed("{folders: {ios-frontend: null}, artifacts: {gather_raw: null}}"))
+    gates = "required: [structure, numbers, quantization, tokens, long_run, chat]"
+    config = load_config(
+        changed(f"{{folders: {{ios-frontend: null}}, artifacts: {{gather_raw: null}}, gates: {{{gates}}}}}")
+    )
     assert list(config.folders) == ["macos"]
     assert "gather_raw" not in config.artifacts
 
@@ -177,8 +212,8 @@ COMMIT = "3e22461f65e89153144f8adb70e3b8c2cc9845a7"
             ["found turns and prompt_ids", "exactly one"],
         ),
         (
-            "{context: 10, oracle: {dialogues: [{name: a, new_tokens: 8, prompt_ids: [2, 3, 4]}]}}",
-            ["3 prompt tokens", "new_tokens: 8", "context: 10"],
+            "{context: 10, oracle: {dialogues: [{name: a, new_tokens: 9, prompt_ids: [2, 3, 4]}]}}",
+            ["3 prompt tokens", "new_tokens: 9", "context: 10"],
         ),
         ("context: 200", ["(long)", "new_tokens: 256", "context: 200"]),
         (
@@ -211,6 +246,12 @@ COMMIT = "3e22461f65e89153144f8adb70e3b8c2cc9845a7"
         ),
         ("artifacts: {core_int8: {name: '..'}}", ["artifacts.core_int8.name: found '..'"]),
         ("artifacts: {core_int8: {name: x.aimodel}}", ["leave .aimodel out"]),
+        (
+            "artifacts: {gather_raw: {name: tokenizer}}",
+            ["artifacts.gather_raw.name", "'tokenizer' is reserved"],
+        ),
+        ("artifacts: {gather_raw: {name: Provenance.json}}", ["'Provenance.json' is reserved"]),
+        ("artifacts: {gather_raw: {name: gemma4_plan.json}}", ["'gemma4_plan.json' is reserved"]),
         # folders
         (
             "folders: {macos: {bundles: {core: core_int9}}}",
@@ -236,13 +277,22 @@ COMMIT = "3e22461f65e89153144f8adb70e3b8c2cc9845a7"
         ),
         ("folders: {MacOS: {tables: [gather_raw]}}", ["folders.MacOS: 'MacOS' is taken by folders.macos"]),
         ("folders: {new: {tokenizer: true}}", ["folders.new: has neither"]),
-        # gates that could not be judged
-        ("folders: {macos: {tokenizer: false}}", ["gates.required: has chat"]),
-        ("oracle: {dialogues: [{name: a, new_tokens: 1, turns: [x]}]}", ["gates.required: has numbers"]),
-        (
-            "oracle: {dialogues: [{name: a, new_tokens: 8, turns: [x], numbers: true}]}",
-            ["gates.required: has long_run", "new_tokens of 256"],
+        ("folders: {macos: {tokenizer: false}}", ["folders.macos.tokenizer: missing or false", "driver"]),
+        *(
+            (
+                f"folders: {{{name}: {{tables: [gather_raw]}}}}",
+                [f"folders.{name}: the name '{name}' is reserved"],
+            )
+            for name in ("README.md", "sha256sums", "release.json", "measured.json")
         ),
+        *(
+            (
+                f"folders: {{{name}: {{tables: [gather_raw]}}}}",
+                [f"folders.{name}: the name '{name}' is reserved"],
+            )
+            for name in ("release", "gates", "bundles", "tiny_checkpoint")
+        ),
+        ("folders: {LICENSE: {tables: [gather_raw]}}", ["folders.LICENSE: ", "licence files"]),
     ],
 )
 def test_a_mistake_is_named_with_its_cure(text, words):
@@ -251,6 +301,140 @@ def test_a_mistake_is_named_with_its_cure(text, words):
         assert word in message
     assert "\n" in message
     assert "'additionalProperties'" not in message
+
+
+# --- gates that could not be judged ------------------------------------------------------------------------------
+
+NO_CHAT = "folders: {macos: null}"
+BARE = "{folders: {macos: null}, gates: {evidence: []}}"  # tables only
+FRONT_END = "{folders: {macos: null}, gates: {evidence: [frontend_int8]}}"
+HELLO = "{name: hello, turns: [Hello], new_tokens: 8}"
+
+
+def requiring(gate, text, dialogues=None):
+    """The default with one required gate, with an overlay and other dialogues."""
+    raw = overlay(changed(text), {"gates": {"required": [gate]}})
+    if dialogues:
+        raw = overlay(raw, {"oracle": {"dialogues": yaml.safe_load(dialogues)}})
+    return raw
+
+
+def ids(count):
+    return [2] * count
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_every_gate_can_be_required_of_the_default_alone(gate):
+    assert load_config(requiring(gate, "{}")).gates.required == (gate,)
+
+
+@pytest.mark.parametrize(
+    ("gate", "text", "words"),
+    [
+        ("tokens", NO_CHAT, "no folder has a driver"),
+        ("long_run", NO_CHAT, "no folder has a driver"),
+        ("chat", NO_CHAT, "no folder has a driver"),
+        ("structure", BARE, "no folder holds a bundle and gates.evidence names none"),
+        ("numbers", BARE, "no folder holds a bundle"),
+        ("quantization", BARE, "no bundle of a folder or of gates.evidence has a recipe"),
+        ("quantization", FRONT_END, "has a recipe"),
+        ("tables", "folders: {ios-frontend: null}", "no folder holds an artifact of form raw_tables"),
+    ],
+)
+def test_a_required_gate_without_a_target_is_refused(gate, text, words):
+    with pytest.raises(UserError) as caught:
+        load_config(requiring(gate, text))
+    assert f"gates.required: has {gate}, but " in str(caught.value) and words in str(caught.value)
+    load_config(overlay(changed(text), {"gates": {"required": []}}))  # the rest of it is fine
+
+
+@pytest.mark.parametrize(
+    ("gate", "text"), [("structure", NO_CHAT), ("numbers", NO_CHAT), ("structure", FRONT_END)]
+)
+def test_evidence_is_a_target_too(gate, text):
+    assert load_config(requiring(gate, text)).gates.required == (gate,)
+
+
+@pytest.mark.parametrize(
+    ("gate", "dialogue", "fine"),
+    [
+        # a prompt of ids and an expected answer are known; the last id of an answer is not fed
+        ("tokens", {"prompt_ids": ids(256), "new_tokens": 8}, False),
+        ("tokens", {"prompt_ids": ids(255), "new_tokens": 64}, True),
+        ("tokens", {"prompt_ids": ids(250), "new_tokens": 8, "expect_ids": ids(6)}, True),
+        ("tokens", {"prompt_ids": ids(250), "new_tokens": 8, "expect_ids": ids(7)}, False),
+        ("tokens", {"turns": ["x"], "new_tokens": 256}, True),  # it may stop early
+        ("tokens", {"turns": ["x"], "new_tokens": 256, "expect_ids": ids(256)}, False),
+        ("long_run", {"prompt_ids": ids(1), "new_tokens": 255}, False),
+        ("long_run", {"prompt_ids": ids(1), "new_tokens": 256}, True),
+        ("long_run", {"prompt_ids": ids(200), "new_tokens": 57}, True),
+        ("long_run", {"prompt_ids": ids(200), "new_tokens": 57, "expect_ids": ids(56)}, False),
+        ("long_run", {"turns": ["x"], "new_tokens": 255}, False),
+        ("long_run", {"turns": ["x"], "new_tokens": 256}, True),
+        ("numbers", {"turns": ["x"], "new_tokens": 1}, False),
+        ("numbers", {"turns": ["x"], "new_tokens": 1, "numbers": True}, True),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else str(value),
+)
+def test_a_required_gate_needs_a_dialogue_that_belongs_to_it(gate, dialogue, fine):
+    raw = overlay(requiring(gate, "{}"), {"oracle": {"dialogues": [{"name": "a", **dialogue}]}})
+    if fine:
+        load_config(raw)
+    else:
+        with pytest.raises(UserError, match=f"gates.required: has {gate}, but .*oracle.dialogues"):
+            load_config(raw)
+
+
+def test_a_dialogue_may_fill_the_context_to_the_last_position():
+    raw = overlay(requiring("tokens", "context: 10"), {"oracle": {"dialogues": [yaml.safe_load(HELLO)]}})
+    load_config(raw)
+    raw["oracle"]["dialogues"] = [{"name": "a", "prompt_ids": ids(3), "new_tokens": 8}]
+    load_config(raw)
+    raw["oracle"]["dialogues"][0]["new_tokens"] = 9
+    with pytest.raises(UserError, match="do not fit context: 10"):
+        load_config(raw)
+
+
+@pytest.mark.parametrize(
+    "dialogue",
+    [
+        {"turns": ["Hello"], "expect_text": "The capital of France is Paris.", "stops": True},
+        {"turns": ["What is the capital of France?"], "stops": True},
+        {"turns": ["What is the capital of France?"], "expect_text": "Paris.", "stops": True},
+        {"turns": ["What is the capital of France?"], "expect_text": "The capital of France is Paris."},
+        {
+            "turns": ["Hello", "What is the capital of France?"],
+            "expect_text": "The capital of France is Paris.",
+        },
+    ],
+)
+def test_the_chat_of_another_model_is_not_taken_over_silently(dialogue):
+    raw = requiring("chat", "{}")
+    raw["oracle"]["dialogues"] = [{"name": "a", "new_tokens": 8, **dialogue}]
+    with pytest.raises(UserError, match=r"gates\.chat: found prompt 'What is the capital of France\?'"):
+        load_config(raw)
+
+
+def test_targets_of_the_default_s_gates():
+    config = load_config(DEFAULT)
+    judged = config.judged().values()
+    bundles = {a.published for a in judged if a.is_bundle}
+    assert {Path(name).stem.removeprefix("gemma4_tiny_") for name in bundles} == {
+        "frontend_int8",
+        "hostcache_L10_int8",
+        "head_argmax_int8",
+        "hostcache_L10_fp32",
+        "hostcache_L10_int8_fp32twin",
+    }
+    assert {gate: set(config.gate_targets(gate, judged)) for gate in GATES} == {
+        "structure": bundles,
+        "numbers": bundles,
+        "quantization": {"fp32", "int8-kmeans-g32"},
+        "tables": {"gemma4_gather_raw"},
+        "tokens": {"macos"},
+        "long_run": {"macos"},
+        "chat": {"macos"},
+    }
 
 
 def test_all_mistakes_are_told_together():
@@ -322,11 +506,26 @@ def test_manual_names_every_gate():
     gates = schema["properties"]["gates"]["properties"]["required"]["items"]["enum"]
     manual = (ROOT / "config/README.md").read_text(encoding="utf-8")
     table = manual.partition("| gate | over |")[2].partition("\n\n")[0]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == gates
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == gates == list(GATES)
 
 
 def test_long_run_means_the_same_to_the_gate():
-    from workflow_scripts import config
     from workflow_scripts.gates import tokens
 
-    assert config._LONG_RUN == tokens.LONG_RUN
+    assert meaning.LONG_RUN == tokens.LONG_RUN
+
+
+def test_names_that_a_release_takes_are_those_it_writes():
+    """Every upper-case name of `release.names` is one or the other kind of reserved name."""
+    from workflow_scripts.release import names
+
+    written = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
+    assert written == {*meaning._IN_A_FOLDER, *meaning._IN_A_RELEASE}
+
+
+def test_targets_are_no_folder_names():
+    snakefile = (ROOT / "Snakefile").read_text(encoding="utf-8")
+    listed = (
+        re.search(r"^# Targets: +(.*)$", snakefile, re.MULTILINE)[1].replace(" (default)", "").split(", ")
+    )
+    assert set(listed) == set(meaning._TARGETS)

@@ -68,7 +68,7 @@ def test_the_folders_hold_what_they_promise(release):
 def test_every_required_gate_passed_and_is_on_record(release):
     record = json.loads((release / "release.json").read_text())
     kinds = {gate["gate"] for gate in record["gates"].values()}
-    assert kinds == {"structure", "numbers", "quantization", "tokens", "long_run", "chat"}
+    assert kinds == {"structure", "numbers", "quantization", "tables", "tokens", "long_run", "chat"}
     assert {gate["verdict"] for gate in record["gates"].values()} == {"pass"}
     assert len(record["gates"]["tokens_macos"]["tokens"]["france"]) == 8
     assert len(record["gates"]["long_run_macos"]["tokens"]["long"]) == 256

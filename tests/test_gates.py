@@ -3,8 +3,10 @@
 import json
 import shutil
 
+import gate_inputs as given
 import numpy as np
 import pytest
+from gate_inputs import INT8
 
 from workflow_scripts import manifest
 from workflow_scripts.checkpoint.reader import Checkpoint
@@ -12,15 +14,13 @@ from workflow_scripts.coreai.bytecode import read_constants
 from workflow_scripts.errors import GateFailed, UserError
 from workflow_scripts.gates import bounds, numbers, stored_weights
 from workflow_scripts.gates.oracle import Dialogue
-from workflow_scripts.gates.structure import gate_structure
+from workflow_scripts.gates.structure import Claim, gate_structure
 from workflow_scripts.gates.tokens import LONG_RUN, gate_dialogue, is_long
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.manifest import manifest_path
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import signature
 from workflow_scripts.quantize.weights import Weights
-
-INT8 = "int8-kmeans-g32"
 
 
 def failures(verdict):
@@ -40,14 +40,19 @@ def weights(tiny_weights):
 @pytest.fixture(scope="module")
 def head(run_stage, tiny_weights):
     """A real int8 argmax head."""
-    inputs = {"weights": manifest_path(tiny_weights[INT8])}
-    return run_stage("export_head", "head.aimodel", inputs, form="head_argmax", compute="fp16", context=512)
+    return given.head(run_stage, tiny_weights[INT8])
 
 
 def structure_of(bundle, config, weights, form="head_argmax", compute="fp16"):
     verdict = Verdict("structure", "head")
+    said = {
+        "form": "head_argmax",
+        "compute": compute,
+        "recipe": INT8,
+        "checkpoint": weights.checkpoint_digest,
+    }
     constants = stored_weights.head_constants(weights, compute)
-    gate_structure(verdict, bundle, signature(form, config, 512, compute), constants)
+    gate_structure(verdict, bundle, Claim(signature(form, config, 64, compute), said, constants))
     return failures(verdict)
 
 
@@ -89,19 +94,10 @@ def test_machine_paths_random_names_and_strays_are_found(head, config, weights, 
 
 
 @pytest.fixture(scope="module")
-def judged(run_stage, tiny_checkpoint, tiny_weights, head):
-    """Oracle and reference for one dialogue, and a function that runs the stage `gate_numbers` on the head."""
-    dialogues = [
-        {"name": "france", "turns": ["What is the capital of France?"], "new_tokens": 8, "numbers": True}
-    ]
-    checkpoint = manifest_path(tiny_checkpoint)
-    oracle = run_stage("oracle", "dialogues", {"checkpoint": checkpoint}, min_margin=0.1, dialogues=dialogues)
-    inputs = {
-        "checkpoint": checkpoint,
-        "weights": manifest_path(tiny_weights[INT8]),
-        "oracle": manifest_path(oracle),
-    }
-    reference = run_stage("reference", INT8, inputs)
+def judged(run_stage, tiny_checkpoint, tiny_weights):
+    """A function that runs the stage `gate_numbers` on a head."""
+    oracle = given.oracle(run_stage, tiny_checkpoint)
+    reference = given.reference(run_stage, tiny_checkpoint, tiny_weights[INT8])
 
     def run(bundle, artifact="head"):
         evidence = {
@@ -110,7 +106,7 @@ def judged(run_stage, tiny_checkpoint, tiny_weights, head):
             "weights": manifest_path(tiny_weights[INT8]),
             "reference": manifest_path(reference),
         }
-        return run_stage("gate_numbers", artifact, evidence, form="head_argmax", compute="fp16", context=512)
+        return run_stage("gate_numbers", artifact, evidence, form="head_argmax", compute="fp16", context=64)
 
     return run
 
@@ -140,7 +136,7 @@ def test_a_wrong_head_fails_with_position_and_tokens_and_keeps_its_verdict(
     manifest.write_manifest(tree, manifest.read_manifest(manifest_path(head)).ingredients)
     with pytest.raises(
         GateFailed,
-        match=r"bad\.aimodel: france: chosen ids: expected equal, found id \d+ for \d+ at position \d+",
+        match=r"bad\.aimodel: france: chosen ids: expected [^,]*, found id \d+ for \d+ at position \d+",
     ):
         judged(tree, "bad")
 
@@ -157,17 +153,30 @@ def test_a_failed_gate_keeps_its_table_but_has_no_manifest(tmp_path):
 
 
 def test_a_gate_that_compares_nothing_is_no_pass(tmp_path):
-    with pytest.raises(ValueError, match="compared nothing"):
+    with pytest.raises(GateFailed, match="comparisons: expected at least one, found none"):
         Verdict("numbers", "thing").conclude(tmp_path)
+    assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == "fail"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1.1])
-def test_nan_and_infinity_never_pass(value):
+def test_nan_and_infinity_never_pass(value, tmp_path):
     verdict = Verdict("numbers", "thing")
     found = np.zeros((2, 3), np.float32)
     found[1, 2] = value
     numbers.compare(verdict, "logits", found, np.zeros((2, 3), np.float32), 1.0)
     assert failures(verdict) == ["logits"] and "position 1, id 2" in verdict.checks[0].found
+    with pytest.raises(GateFailed):  # JSON has no NaN, which must not keep the verdict from being written
+        verdict.conclude(tmp_path)
+    assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == "fail"
+
+
+@pytest.mark.parametrize("bound", [np.nan, np.inf])
+def test_a_bound_that_is_no_number_lets_nothing_pass(bound, tmp_path):
+    verdict = Verdict("numbers", "thing")
+    verdict.at_most("error", 0.0, bound)
+    with pytest.raises(GateFailed):
+        verdict.conclude(tmp_path)
+    assert json.loads((tmp_path / "verdict.json").read_text())["bounds"] == {"error": None}
 
 
 def dialogue(**changes):

@@ -657,6 +657,87 @@ def test_verify_finds_and_repairs_what_stamps_would_pass(filled, store, tmp_path
     assert fetch(store, tmp_path / "out", filled[1]) is not None
 
 
+def test_the_store_is_the_one_that_the_config_names(tmp_path, monkeypatch, capsys):
+    """The last model file decides, as in a build; --store goes over it, and the environment over both."""
+    for name in ("first", "second", "third", "fourth"):
+        own = levels.Store(LocalStore(tmp_path / name), None)
+        put(own, tmp_path / "r", CONTENT, replace(INGREDIENTS, artifact=name))
+        (tmp_path / f"{name}.yaml").write_text(f"store: {{folder: {tmp_path / name}}}")
+    monkeypatch.delenv("GEMMA4_STORE")
+    model_files = ["--configfile", str(tmp_path / "first.yaml"), str(tmp_path / "second.yaml")]
+
+    def listed(*arguments):
+        assert command.main([*arguments]) == 0
+        return [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]]
+
+    assert listed("list", *model_files) == ["second"]
+    assert listed("--store", str(tmp_path / "third"), "list", *model_files) == ["third"]
+    monkeypatch.setenv("GEMMA4_STORE", str(tmp_path / "fourth"))
+    assert listed("--store", str(tmp_path / "third"), "list", *model_files) == ["fourth"]
+    assert command.main(["prune", "--max-size", "0", *model_files]) == 0
+    assert "deleted 1 of 1 entries" in capsys.readouterr().out
+    monkeypatch.delenv("GEMMA4_STORE")
+    assert listed("list", *model_files) == ["second"]
+
+
+def test_without_a_model_file_it_is_the_default_config_s(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("GEMMA4_STORE")
+    monkeypatch.setattr(levels, "default_folder", lambda: tmp_path / "cache")
+    assert command.main(["size"]) == 0
+    assert str(tmp_path / "cache") in capsys.readouterr().out
+
+
+def test_a_store_that_is_off_or_a_wrong_config_is_said(tmp_path, monkeypatch):
+    monkeypatch.delenv("GEMMA4_STORE")
+    (tmp_path / "off.yaml").write_text("store: {folder: 'off', shared: 'memory://x'}")
+    with pytest.raises(UserError, match=r"the store is off.*store\.folder"):
+        command.main(["list", "--configfile", str(tmp_path / "off.yaml")])
+    (tmp_path / "wrong.yaml").write_text("store: {foldr: x}")
+    with pytest.raises(UserError, match=r"store\.foldr: unknown key"):
+        command.main(["list", "--configfile", str(tmp_path / "wrong.yaml")])
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["size"], ["prune", "--max-size", "0"], ["verify"]])
+def test_a_folder_that_cannot_be_used_is_one_line(tmp_path, arguments, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GEMMA4_STORE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"^the store .*file cannot be used: Not a directory$"):
+        command.main(arguments)
+
+
+def test_the_command_line_says_it_in_one_line(tmp_path):
+    """Also from another folder than the project's."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "mine.yaml").write_text("store: {folder: file}")
+    arguments = [sys.executable, "-m", "workflow_scripts", "store", "list", "--configfile", "mine.yaml"]
+    environment = {name: value for name, value in os.environ.items() if name != "GEMMA4_STORE"}
+    run = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == f"error: the store {tmp_path}/file cannot be used: Not a directory\n"
+
+
+def test_any_trouble_of_the_file_system_is_one_line(monkeypatch, capsys):
+    from workflow_scripts import __main__
+
+    def fail(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/disk/file")
+
+    monkeypatch.setattr(command, "main", fail)
+    assert __main__.main(["store", "list"]) == 1
+    assert capsys.readouterr().err == "error: /disk/file: No space left on device\n"
+
+
+def test_a_reader_that_goes_away_is_no_trouble(store, tmp_path):
+    put(store, tmp_path / "r", CONTENT)
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = os.environ | {"GEMMA4_STORE": str(store.local.folder)}
+    arguments = [sys.executable, "-m", "workflow_scripts", "store", "list"]
+    run = subprocess.run(arguments, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (run.returncode, run.stderr) == (1, "")
+
+
 def test_commands_on_a_store_that_is_not_there_yet(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GEMMA4_STORE", str(tmp_path / "none"))
     for arguments in (["list"], ["size"], ["prune", "--max-size", "1"], ["verify"]):

@@ -235,12 +235,12 @@ def test_what_a_recipe_cannot_hold_is_refused_by_name(checkpoint, tmp_path, reci
 def test_small_weights_are_kept_where_the_recipe_can(checkpoint, tmp_path):
     values = np.random.default_rng(0).normal(0, 1e-5, (64, 96)).astype(ml_dtypes.bfloat16)
     other = with_tensor(checkpoint, tmp_path, GATE, values)
+    original = values.astype(np.float64)
     for name in RECIPES:
         write_weights(other, RECIPES[name], new_folder(tmp_path / name))
         stored = Weights.open(tmp_path / name).linear(GATE).dequantize()
-        assert np.sum((stored - values.astype(np.float64)) ** 2) < 1e-4 * np.sum(
-            values.astype(np.float64) ** 2
-        )
+        lost = 1e-2 if name.startswith("int4") else 1e-4  # 16 levels keep 20 dB of any normal weights
+        assert np.sum((stored - original) ** 2) < lost * np.sum(original**2)
 
 
 def test_open_names_what_is_wrong(trees, tmp_path):

@@ -1,5 +1,6 @@
 """Command line: `python -m workflow_scripts {stage,chat,verify,why,store,doctor} ...`."""
 
+import os
 import sys
 
 from workflow_scripts.errors import UserError
@@ -35,9 +36,20 @@ def main(arguments: list[str]) -> int:
             print(_USAGE, file=sys.stderr, end="")
             return 0 if command in ("-h", "--help") else 2
     try:
-        return module.main(rest)
+        code = module.main(rest)
+        sys.stdout.flush()
+        return code
     except UserError as problem:
         print(f"error: {problem}", file=sys.stderr)
+        return 1
+    except (
+        BrokenPipeError
+    ):  # `... | head`: the reader has seen enough, and Python's last flush must not complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as problem:  # a full disk, a missing permission: nothing that a traceback explains
+        place = f"{problem.filename}: " if problem.filename else ""
+        print(f"error: {place}{problem.strerror or problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

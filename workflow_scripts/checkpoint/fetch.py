@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.checkpoint.folder import COMPANIONS, CONFIG, TOKENIZER, WEIGHTS
+from workflow_scripts.checkpoint.needed import COMPANIONS, CONFIG, TOKENIZER, WEIGHTS
 from workflow_scripts.errors import UserError
 from workflow_scripts.progress import TERMINAL
 
@@ -29,13 +29,13 @@ class Fetched:
 def fetch(source: str, local: Path | None, allow_moving_revision: bool) -> Fetched:
     """Resolve a checkpoint source.
 
-    `source` is `hf://owner/name@commit`, or the path of a folder, which then also comes as `local`. A branch or tag
-    instead of the 40-digit commit needs `allow_moving_revision`; the commit that it meant is recorded. Raises UserError
-    that says what to do.
+    `source` is `hf://owner/name@commit`; with anything else, by custom "local", the folder comes as `local`. A branch
+    or tag instead of the 40-digit commit needs `allow_moving_revision`; the commit that it meant is recorded. Raises
+    UserError that says what to do.
     """
     if not source.startswith(_SCHEME):
-        if local is None or not local.is_dir():
-            raise UserError(f"the checkpoint folder {source} does not exist: correct `source` in the config")
+        if local is None:
+            raise UserError(f"`source` {source} is no hf:// address, and no folder came with it as an input")
         return Fetched(local, {"kind": "local"})
     if local is not None:
         raise UserError(f"{source} is fetched from the Hub: it takes no local folder")

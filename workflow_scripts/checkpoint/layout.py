@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from workflow_scripts.checkpoint.folder import shorten
+from workflow_scripts.checkpoint.needed import shorten
 from workflow_scripts.checkpoint.safetensors import TensorInfo
 from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.errors import UserError

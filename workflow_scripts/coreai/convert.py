@@ -7,7 +7,7 @@ from pathlib import Path
 
 import coreai_torch
 import torch
-from coreai_torch import TorchConverter
+from coreai_torch import TorchConverter, TorchMetalKernel
 
 from workflow_scripts.coreai import private
 from workflow_scripts.model.signature import FunctionSpec
@@ -30,13 +30,21 @@ class Function:
         )
 
 
-def save_bundle(functions: Sequence[Function], out: Path, description: dict[str, str]) -> None:
+def save_bundle(
+    functions: Sequence[Function],
+    out: Path,
+    description: dict[str, str],
+    kernels: Sequence[TorchMetalKernel] = (),
+) -> None:
     """Convert the functions into one program (equal constants are stored once) and write it into `out`.
 
-    Release mode: debug mode would put absolute source paths into the file.
+    `kernels` are the Metal kernels that the functions call. Release mode: debug mode would put absolute source
+    paths into the file.
     """
     with private.reproducible_names(), torch.no_grad():
+        private.forget_kernel_names(kernels)
         converter = TorchConverter(mode=TorchConverter.Mode.RELEASE)
+        converter.register_custom_kernels(kernels)
         for function in functions:
             converter.add_exported_program(
                 _export(function),

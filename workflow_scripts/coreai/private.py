@@ -10,8 +10,9 @@ import hashlib
 import importlib.metadata
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,13 @@ def reproducible_names() -> Iterator[None]:
         externalize.uuid4 = stock_uuid
 
 
+def forget_kernel_names(kernels: Sequence[Any]) -> None:
+    """Let kernels take new names: a TorchMetalKernel keeps the counted name of its first conversion otherwise."""
+    for kernel in kernels:
+        kernel.kernel_cache.clear()
+        kernel._scalar_kernel_caches.clear()
+
+
 def write_asset(program: AIProgram, out: Path, description: dict[str, str]) -> None:
     """Write main.mlirb, main.hash (raw sha256 of main.mlirb) and metadata.json into the folder `out`.
 
@@ -124,3 +132,82 @@ def write_asset(program: AIProgram, out: Path, description: dict[str, str]) -> N
 def mlir_module(program: AIProgram) -> Any:
     """The program's MLIR module, for reading."""
     return program._module._mlir_module
+
+
+@dataclass(frozen=True, eq=False)
+class KernelValue:
+    """A value that goes into a Metal kernel: the text of its MLIR type, and where a constant's elements are.
+
+    Large constants have the name of a resource of main.mlirb, small and uniform ones their elements, others neither.
+    """
+
+    type_text: str
+    resource: str | None
+    elements: np.ndarray | None
+
+
+@dataclass(frozen=True, eq=False)
+class KernelOperation:
+    """One `coreai.metal4_kernel`: the graph it is in, its attributes, inputs, types of results, dispatch in threads."""
+
+    graph: str
+    name: str
+    source: str
+    inputs: list[KernelValue]
+    result_types: list[str]
+    grid: tuple[int, ...]
+    threadgroup: tuple[int, ...]
+
+
+def kernel_operations(program: AIProgram) -> list[KernelOperation]:
+    """Every Metal kernel of the program, in its order."""
+    module = mlir_module(program)
+    with module.context:
+        return [
+            _kernel_operation(graph, operation)
+            for graph, operation in _operations(module.operation, "")
+            if operation.name == "coreai.metal4_kernel"
+        ]
+
+
+def _operations(parent: Any, graph: str) -> Iterator[tuple[str, Any]]:
+    """(name of the graph around it, operation) for everything inside of `parent`."""
+    for block in (block for region in parent.regions for block in region.blocks):
+        for entry in block.operations:
+            operation = entry.operation
+            yield graph, operation
+            named = operation.name == "coreai.graph"
+            yield from _operations(operation, operation.attributes["sym_name"].value if named else graph)
+
+
+def _kernel_operation(graph: str, operation: Any) -> KernelOperation:
+    # Operands: inputs, threads_per_grid, threads_per_thread_group, result shapes.
+    count = operation.attributes["operandSegmentSizes"][0]
+    values = [_kernel_value(operation.operands[index]) for index in range(count + 2)]
+    grid, threadgroup = (tuple(int(size) for size in value.elements) for value in values[count:])
+    return KernelOperation(
+        graph,
+        operation.attributes["kernel_name"].value,
+        operation.attributes["kernel_source"].value,
+        values[:count],
+        [str(result.type) for result in operation.results],
+        grid,
+        threadgroup,
+    )
+
+
+def _kernel_value(value: Any) -> KernelValue:
+    type_text, source = str(value.type), value.owner
+    while getattr(source, "name", "") == "coreaix.copy_with_constraints":  # to a buffer that the GPU sees
+        source = source.operands[0].owner
+    if getattr(source, "name", "") != "coreai.constant":
+        return KernelValue(type_text, None, None)
+    constant = source.attributes["value"]
+    reference = (
+        str(constant)[:200] if type(constant).__name__ == "Attribute" else ""
+    )  # never the elements' text
+    if reference.startswith("dense_resource<"):
+        return KernelValue(
+            type_text, reference[len("dense_resource<") : reference.index(">")].strip('"'), None
+        )
+    return KernelValue(type_text, None, np.array(constant))

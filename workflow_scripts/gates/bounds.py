@@ -48,9 +48,13 @@ def core_error(config: TextConfig, context: int) -> float:
     return total**0.5
 
 
-def logit_bound(relative: float, hidden: np.ndarray, head: np.ndarray) -> float:
-    """Bound of a logit's error from a relative error of the hidden rows [n, H] and the head matrix [V, H]."""
+def largest_norm(rows: np.ndarray) -> float:
+    """The largest Euclidean norm of some rows [n, H]; of a whole head matrix it is taken block by block."""
+    return float(np.sqrt((rows.astype(np.float64) ** 2).sum(axis=1)).max())
+
+
+def logit_bound(relative: float, hidden: np.ndarray, head_norm: float) -> float:
+    """Bound of a logit's error from a relative error of the hidden rows [n, H] and the largest norm of a head row."""
     rms = float(np.sqrt((hidden.astype(np.float64) ** 2).mean(axis=1)).max())
-    norm = float(np.sqrt((head.astype(np.float64) ** 2).sum(axis=1)).max())
     # Two significant digits: the bound is part of the release and must not carry a host's last bits.
-    return float(f"{_SIGMAS * relative * rms * norm:.2g}")
+    return float(f"{_SIGMAS * relative * rms * head_norm:.2g}")

@@ -116,21 +116,27 @@ def greedy(model: Gemma4ForCausalLM, prompt_ids: list[int], new_tokens: int, sto
     return Greedy(list(prompt_ids), output, np.stack(rows))
 
 
-def build_oracle(checkpoint: Checkpoint, requests: list[Request], min_margin: float, out: Path) -> None:
+def build_oracle(
+    checkpoint: Checkpoint, requests: list[Request], min_margin: float, out: Path, context: int | None = None
+) -> None:
     """Run every dialogue and write the result of stage `oracle`.
 
-    Raises UserError where a gated position's margin is under `min_margin`, or an expected text or id differs.
+    Raises UserError where a gated position's margin is under `min_margin`, an expected text or id differs, or, before
+    the model is loaded, where a dialogue cannot fit `context` positions.
     """
     torch.set_num_threads(1)  # a step is one row: threads cost more than they give
-    model, tokenizer = load_model(checkpoint), AutoTokenizer.from_pretrained(checkpoint.source)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint.source)
+    for request in requests:
+        _check_room(request, len(_least_prompt(tokenizer, request)), context)
+    model = load_model(checkpoint)
     stops = set(checkpoint.config.eos_token_ids)
     dialogues: dict[str, Any] = {}
     margins: dict[str, list[float]] = {}
     logits: dict[str, np.ndarray] = {}
     for name in track([request.name for request in requests], "dialogue", len(requests)):
         request = next(request for request in requests if request.name == name)
-        run = _answer(model, tokenizer, request, stops)
-        text = tokenizer.decode(run.output_ids, skip_special_tokens=True)
+        run = _answer(model, tokenizer, request, stops, context)
+        text = _text(tokenizer, run.output_ids)
         _check_expected(request, run, text, stops)
         found = run.margins()
         margins[name] = [round(float(value), 4) for value in found]
@@ -157,20 +163,54 @@ def build_oracle(checkpoint: Checkpoint, requests: list[Request], min_margin: fl
         np.savez(stream, **logits)
 
 
-def _answer(model: Gemma4ForCausalLM, tokenizer: Any, request: Request, stops: set[int]) -> Greedy:
+def _answer(
+    model: Gemma4ForCausalLM, tokenizer: Any, request: Request, stops: set[int], context: int | None
+) -> Greedy:
     """Play the dialogue; earlier answers of the model become part of the last prompt."""
     if request.prompt_ids:
         return greedy(model, list(request.prompt_ids), request.new_tokens, stops)
     messages: list[dict[str, str]] = []
     for turn in request.turns:
-        messages.append({"role": "user", "content": turn})
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        prompt = tokenizer(text, add_special_tokens=False).input_ids
+        messages.append(_message("user", turn))
+        prompt = _encode_chat(tokenizer, messages)
+        _check_room(request, len(prompt), context)
         run = greedy(model, prompt, request.new_tokens, stops)
-        messages.append(
-            {"role": "assistant", "content": tokenizer.decode(run.output_ids, skip_special_tokens=True)}
-        )
+        messages.append(_message("assistant", _text(tokenizer, run.output_ids)))
     return run
+
+
+def _least_prompt(tokenizer: Any, request: Request) -> list[int]:
+    """The last prompt with nothing in the place of earlier answers, which only the model can give."""
+    if request.prompt_ids:
+        return list(request.prompt_ids)
+    messages = [
+        _message(role, text) for turn in request.turns for role, text in (("user", turn), ("assistant", ""))
+    ]
+    return _encode_chat(tokenizer, messages[:-1])
+
+
+def _message(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+def _encode_chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def _text(tokenizer: Any, ids: list[int]) -> str:
+    """Text of an answer without special tokens, and with nothing tidied: it is compared exactly."""
+    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def _check_room(request: Request, prompt: int, context: int | None) -> None:
+    """Refuse what a kv_cache of `context` positions cannot hold; the last new id is not fed."""
+    fed = prompt + request.new_tokens - 1
+    if context is not None and fed > context:
+        raise UserError(
+            f"oracle dialogue `{request.name}`: a prompt of {prompt} tokens and new_tokens: {request.new_tokens} feed "
+            f"{fed} positions, but context is {context}: raise context, or ask for fewer tokens"
+        )
 
 
 def _check_expected(request: Request, run: Greedy, text: str, stops: set[int]) -> None:

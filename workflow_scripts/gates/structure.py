@@ -7,16 +7,23 @@ size, names that are the same in every build, and no trace of the machine that b
 import hashlib
 import json
 import mmap
+import os
 import re
+import sys
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
 
 from workflow_scripts.coreai.bytecode import Constant, read_constants
 from workflow_scripts.coreai.isolated import isolated
+from workflow_scripts.errors import UserError
 from workflow_scripts.gates import runs
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.model.signature import FunctionSpec
 
-_FILES = ["main.hash", "main.mlirb", "metadata.json"]
+_ROOT = Path(__file__).parents[2]
+_METADATA = "metadata.json"
+_FILES = ["main.hash", "main.mlirb", _METADATA]
 _SIZE_TOLERANCE = 0.02
 # A constant that escaped content naming is called by a random number.
 _RANDOM_NAME = re.compile(rb"resource_[0-9]{8,}")
@@ -25,65 +32,111 @@ _MACHINE_PATH = re.compile(rb"/(?:home|root|tmp|Users|private|var|opt|work|mnt)/
 
 def content_name(data: bytes | memoryview) -> str:
     """The name under which a large constant with these bytes stands in a reproducible bundle."""
-    return "w_" + hashlib.sha256(data).hexdigest()[:32]
+    return named(hashlib.sha256(data).hexdigest())
 
 
-def gate_structure(
-    verdict: Verdict, bundle: Path, signature: dict[str, FunctionSpec], weights: dict[str, tuple[str, int]]
-) -> None:
-    """All structural checks; `weights` maps the content name of every weight to its tensor's name and bytes."""
+def named(sha256: str) -> str:
+    """A content name from the content's hex sha256."""
+    return "w_" + sha256[:32]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a bundle is said to be.
+
+    `description` is what it says of itself; `weights` maps the content name of every weight to its tensor's name and
+    bytes; `known` holds the content names of constants that may be there beside them.
+    """
+
+    signature: dict[str, FunctionSpec]
+    description: dict[str, str]
+    weights: Mapping[str, tuple[str, int]]
+    known: Set[str] = frozenset()
+
+
+def gate_structure(verdict: Verdict, bundle: Path, claim: Claim) -> None:
+    """All structural checks."""
     program = bundle / "main.mlirb"
     found = sorted(path.relative_to(bundle).as_posix() for path in bundle.rglob("*"))
     verdict.check("files", found == _FILES, ", ".join(_FILES), ", ".join(found))
-    _check_metadata(verdict, json.loads((bundle / "metadata.json").read_text(encoding="utf-8")))
+    _check_metadata(verdict, bundle / _METADATA, claim.description)
     with program.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         whole = (bundle / "main.hash").read_bytes() == hashlib.sha256(data).digest()
         verdict.check("main.hash", whole, "sha256 of main.mlirb", "equal" if whole else "another")
         constants = read_constants(program)
-        _check_constants(verdict, data, constants, weights)
-        _check_traces(verdict, data, constants)
-    _check_signature(verdict, bundle, signature)
+        _check_constants(verdict, data, constants, claim)
+        check_traces(verdict, "main.mlirb", text_of(data, constants))
+    check_traces(verdict, _METADATA, (bundle / _METADATA).read_bytes())
+    _check_signature(verdict, bundle, claim.signature)
 
 
-def _check_metadata(verdict: Verdict, metadata: dict[str, object]) -> None:
+def _check_metadata(verdict: Verdict, path: Path, description: dict[str, str]) -> None:
+    metadata = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(metadata, dict):
+        raise UserError(f"{path} holds no JSON object")
     producer = str(metadata.get("producer", "none"))
     verdict.check("producer", producer.startswith("coreai-core "), "coreai-core VERSION", producer)
     created = str(metadata.get("creationDate", "none"))
     verdict.check("creation date", created == "20260101T000000Z", "the fixed date", created)
+    said = metadata.get("creatorDefinedMetadata")
+    said = said if isinstance(said, dict) else {}
+    for key in sorted(description.keys() | said.keys()):
+        want, have = str(description.get(key, "not there")), str(said.get(key, "not there"))
+        verdict.check(f"says its {key}", want == have, want[:16], have[:16])
 
 
-def _check_constants(
-    verdict: Verdict, data: mmap.mmap, constants: list[Constant], weights: dict[str, tuple[str, int]]
-) -> None:
-    """Every weight is there, in its width, under the name of its content; nothing large is there beside them."""
+def _check_constants(verdict: Verdict, data: mmap.mmap, constants: list[Constant], claim: Claim) -> None:
+    """Every weight is there, in its width, under the name of its content; nothing unknown is there beside them."""
     view = memoryview(data)
     wrong = [c.name for c in constants if content_name(view[c.offset : c.offset + c.size]) != c.name]
     view.release()
     verdict.check("constants are named by content", not wrong, "all", wrong[0] if wrong else "all")
     stored = {constant.name: constant.size for constant in constants}
-    missing = [tensor for name, (tensor, _) in weights.items() if name not in stored]
+    missing = [tensor for name, (tensor, _) in claim.weights.items() if name not in stored]
     found = "all" if not missing else f"{len(missing)} missing, first {missing[0]}"
-    verdict.check(f"{len(weights)} weights stored as the recipe says", not missing, "all", found)
-    predicted = sum(size for _, size in weights.values())
+    verdict.check(f"{len(claim.weights)} weights stored as the recipe says", not missing, "all", found)
+    strange = [
+        f"{name} ({size} bytes)"
+        for name, size in stored.items()
+        if name not in claim.weights.keys() | claim.known
+    ]
+    found = "none" if not strange else f"{len(strange)}: {', '.join(strange[:5])}"
+    verdict.check("constants beside the weights", not strange, "none", found)
+    predicted = sum(size for _, size in claim.weights.values())
     excess = abs(sum(stored.values()) / predicted - 1) if predicted else float(bool(stored))
     verdict.at_most("bytes of constants against prediction", excess, _SIZE_TOLERANCE)
 
 
-def _check_traces(verdict: Verdict, data: mmap.mmap, constants: list[Constant]) -> None:
-    """Search all that is no constant: program, names, debug information."""
+def text_of(data: mmap.mmap, constants: list[Constant]) -> bytes:
+    """All of a program that is no constant: operations, names, debug information."""
     start, text = 0, []
     for constant in sorted(constants, key=lambda c: c.offset):
         text.append(data[start : constant.offset])
         start = constant.offset + constant.size
-    rest = b"\n".join([*text, data[start:]])
-    for name, pattern in (
-        ("no random names", _RANDOM_NAME),
-        ("no path of the building machine", _MACHINE_PATH),
-    ):
-        hit = pattern.search(rest)
-        verdict.check(
-            name, hit is None, "none", "none" if hit is None else hit.group().decode(errors="replace")
-        )
+    return b"\n".join([*text, data[start:]])
+
+
+def check_traces(verdict: Verdict, file: str, text: bytes) -> None:
+    """Neither names by chance nor paths: of the usual places, and of this project, Python and user."""
+    own = next((place for place in _own_places() if os.fsencode(place) in text), "none")
+    hits = {
+        "no random names": _first(_RANDOM_NAME, text),
+        "no path of the building machine": _first(_MACHINE_PATH, text),
+        "no path of this machine": own,
+    }
+    for name, hit in hits.items():
+        verdict.check(f"{file}: {name}", hit == "none", "none", hit)
+
+
+def _first(pattern: re.Pattern[bytes], text: bytes) -> str:
+    hit = pattern.search(text)
+    return "none" if hit is None else hit.group().decode(errors="replace")
+
+
+def _own_places() -> list[str]:
+    """The places that a bundle built here could name; a very short one, such as a home `/`, stands anywhere."""
+    places = [str(_ROOT), os.path.expanduser("~"), sys.prefix]  # noqa: PTH111 (Path.home raises without a home)
+    return [place for place in places if len(place) > 4]
 
 
 def _check_signature(verdict: Verdict, bundle: Path, signature: dict[str, FunctionSpec]) -> None:

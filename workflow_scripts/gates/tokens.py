@@ -6,7 +6,7 @@ a set that passes answers the same when it runs freely.
 
 import numpy as np
 
-from workflow_scripts.gates.oracle import Dialogue
+from workflow_scripts.gates.oracle import Dialogue, Oracle
 from workflow_scripts.gates.verdict import Verdict
 
 LONG_RUN = 256  # positions; a sliding cache has wrapped and errors had time to add up
@@ -15,6 +15,20 @@ LONG_RUN = 256  # positions; a sliding cache has wrapped and errors had time to 
 def is_long(dialogue: Dialogue) -> bool:
     """True for a dialogue that belongs to the gate `long_run`."""
     return len(dialogue.fed_ids) >= LONG_RUN
+
+
+def dialogues_of(verdict: Verdict, oracle: Oracle, long_run: bool) -> list[Dialogue]:
+    """The dialogues of one of the two gates; that there is none is a failed check."""
+    kind = "reaches" if long_run else "stays under"
+    dialogues = [dialogue for dialogue in oracle.dialogues.values() if is_long(dialogue) == long_run]
+    if not dialogues:
+        verdict.check(
+            "dialogues",
+            False,
+            f"one that {kind} {LONG_RUN} positions",
+            f"no dialogue {kind} {LONG_RUN} positions",
+        )
+    return dialogues
 
 
 def gate_dialogue(verdict: Verdict, dialogue: Dialogue, chosen: np.ndarray) -> None:

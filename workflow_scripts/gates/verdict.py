@@ -4,12 +4,21 @@
 host to host stay in the `measured` files. They are written whether the gate passes or fails.
 """
 
+import logging
+import math
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.errors import GateFailed
+from workflow_scripts.errors import GateFailed, UserError
 from workflow_scripts.files import write_atomic, write_json
+
+_LOG = logging.getLogger(__name__)
+# What a damaged target or damaged evidence raises while it is read; numpy lets the last three through.
+_UNREADABLE = (UserError, OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True)
@@ -38,38 +47,55 @@ class Verdict:
         self.checks.append(Check(name, bool(passed), expected, found))
 
     def at_most(self, name: str, value: float, bound: float, where: str = "") -> None:
-        """Add a measured figure that must not exceed a bound; NaN fails."""
-        self.bounds[name] = bound
-        self.measured[name] = float(value)
-        passed = bool(value <= bound)
-        found = "within" if passed else f"{value:.6g}{' at ' + where if where else ''}"
-        self.checks.append(Check(name, passed, f"<= {bound:.6g}", found))
+        """Add a measured figure that must not exceed a bound; NaN fails, and a bound that bounds nothing."""
+        self._measure(name, value, bound, value <= bound, "<=", where)
 
     def at_least(self, name: str, value: float, bound: float, where: str = "") -> None:
-        """Add a measured figure that must not fall below a bound; NaN fails."""
+        """Add a measured figure that must not fall below a bound; NaN fails, and a bound that bounds nothing."""
+        self._measure(name, value, bound, value >= bound, ">=", where)
+
+    def _measure(self, name: str, value: float, bound: float, holds: bool, sign: str, where: str) -> None:
         self.bounds[name] = bound
         self.measured[name] = float(value)
-        passed = bool(value >= bound)
+        passed = bool(holds) and math.isfinite(bound)
         found = "within" if passed else f"{value:.6g}{' at ' + where if where else ''}"
-        self.checks.append(Check(name, passed, f">= {bound:.6g}", found))
+        self.checks.append(Check(name, passed, f"{sign} {bound:.6g}", found))
+
+    @contextmanager
+    def concluding(self, out: Path) -> Iterator[None]:
+        """Every gate's comparisons stand in this block; at its end the files are written, whatever happened in it.
+
+        What cannot be read or run is a failed check. Raises GateFailed as `conclude` does.
+        """
+        try:
+            yield
+        except _UNREADABLE as problem:
+            _LOG.exception("the gate could not go on")
+            plain = isinstance(problem, UserError)
+            message = str(problem) if plain else f"{type(problem).__name__}: {problem}"
+            self.check("the target is read and runs", False, "no error", message)
+        self.conclude(out)
 
     def conclude(self, out: Path) -> None:
-        """Write the files; raises GateFailed naming target, check, expected and found where a check failed."""
-        failed = [check for check in self.checks if not check.passed]
+        """Write the files; raises GateFailed naming target, check, expected and found where a check failed.
+
+        A gate that compared nothing has failed.
+        """
         if not self.checks:
-            raise ValueError(f"gate {self.gate} compared nothing on {self.target}")
+            self.check("comparisons", False, "at least one", "none")
+        failed = [check for check in self.checks if not check.passed]
         reason = "; ".join(f"{c.name}: expected {c.expected}, found {c.found}" for c in failed) or None
         record = {
             "gate": self.gate,
             "target": self.target,
             "verdict": "fail" if failed else "pass",
             "reason": reason,
-            "bounds": self.bounds,
+            "bounds": _finite(self.bounds),
             "checks": [check.__dict__ for check in self.checks],
             "tokens": self.tokens,
         }
         write_json(out / "verdict.json", record)
-        write_json(out / "measured.json", self.measured)
+        write_json(out / "measured.json", _finite(self.measured))
         write_atomic(out / "measured_table.txt", self.table())
         if failed:
             raise GateFailed(f"gate {self.gate} failed on {self.target}: {reason}")
@@ -87,3 +113,8 @@ class Verdict:
             for row in rows
         ]
         return f"gate {self.gate} on {self.target}\n" + "\n".join(lines) + "\n"
+
+
+def _finite(figures: dict[str, Any]) -> dict[str, Any]:
+    """Figures as JSON can hold them: null for NaN and infinity, which the checks name."""
+    return {name: value if math.isfinite(value) else None for name, value in figures.items()}

@@ -86,6 +86,22 @@ def head_argmax(config: TextConfig, context: int, compute: str) -> dict[str, Fun
     return {"main": FunctionSpec({"hidden": hidden}, {"token_id": _TOKEN})}
 
 
+def hostcache_metal(config: TextConfig, context: int, compute: str) -> dict[str, FunctionSpec]:
+    """The MLPs run in Metal kernels; a host sees no difference to `hostcache_core`."""
+    return hostcache_core(config, context, compute)
+
+
+def head_argmax_metal(config: TextConfig, context: int, compute: str) -> dict[str, FunctionSpec]:
+    """Per tile of 8 token ids, the largest score and its id; the host takes the id of the largest of them.
+
+    The hidden state is in the compute type, as a core gives it; a vocabulary of 262144 has 32768 tiles.
+    """
+    hidden = TensorSpec(COMPUTE_DTYPES[compute], (1, 1, config.hidden_size))
+    tiles = (config.vocab_size // 8,)
+    outputs = {"partial_values": TensorSpec("float32", tiles), "partial_indices": TensorSpec("int32", tiles)}
+    return {"main": FunctionSpec({"hidden": hidden}, outputs)}
+
+
 def frontend(config: TextConfig, context: int, compute: str) -> dict[str, FunctionSpec]:
     """Two functions: token id -> embedding; token id and embedding -> per-layer inputs."""
     core = hostcache_core(config, context, compute)["main"].inputs
@@ -98,7 +114,14 @@ def frontend(config: TextConfig, context: int, compute: str) -> dict[str, Functi
     }
 
 
-_FORMS = {"hostcache_core": hostcache_core, "head": head, "head_argmax": head_argmax, "frontend": frontend}
+_FORMS = {
+    "hostcache_core": hostcache_core,
+    "hostcache_metal": hostcache_metal,
+    "head": head,
+    "head_argmax": head_argmax,
+    "head_argmax_metal": head_argmax_metal,
+    "frontend": frontend,
+}
 
 
 def signature(form: str, config: TextConfig, context: int, compute: str) -> dict[str, FunctionSpec]:

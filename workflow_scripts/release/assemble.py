@@ -17,6 +17,7 @@ from workflow_scripts.release import readme, seal, sums
 from workflow_scripts.release.gate_results import GateResult
 from workflow_scripts.release.licence import Licence, read_licence
 from workflow_scripts.release.names import FORMAT, MEASURED, PROVENANCE, README, RELEASE, SUMS
+from workflow_scripts.release.package import check_bundle_origin, read_identity
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,10 @@ def _trees(parts: Ingredients) -> dict[str, Path]:
 
 
 def _check_one_checkpoint(parts: Ingredients, manifests: Mapping[str, Manifest]) -> None:
+    identity = read_identity(parts.checkpoint)
+    for tree in parts.folders.values():
+        for bundle in sorted(tree.glob("*.aimodel")):
+            check_bundle_origin(bundle, identity)
     expected = manifests["checkpoint"].digest
     for name, manifest in manifests.items():
         if manifest.ingredients.inputs.get("checkpoint", expected) != expected:

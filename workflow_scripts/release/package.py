@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.errors import UserError
@@ -16,6 +16,7 @@ _REQUIRED = (tokenizer.TOKENIZER, tokenizer.CONFIG, tokenizer.GENERATION)
 _OPTIONAL = ("special_tokens_map.json", tokenizer.TEMPLATE)
 _RESERVED = (TOKENIZER, PROVENANCE, PLAN)
 _BUNDLE_SUFFIXES = (".aimodel", ".aimodelc")
+_METADATA = "metadata.json"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,20 @@ class Item:
     tree: Path
 
 
-def place_items(items: list[Item], checkpoint_digest: str, out: Path) -> None:
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint of a folder: the digest of its result, and its identity (`digest` in checkpoint.json)."""
+
+    result: str
+    identity: str
+
+    @classmethod
+    def of(cls, checkpoint: Path, result: str) -> Self:
+        """`checkpoint` is the result folder, `result` the digest of that result."""
+        return cls(result, read_identity(checkpoint))
+
+
+def place_items(items: list[Item], origin: Origin, out: Path) -> None:
     """Place every item in `out` and write `provenance.json`, which says what each was made of.
 
     Host-measured figures stay behind. Raises UserError for a name that cannot be published or is taken twice,
@@ -44,7 +58,9 @@ def place_items(items: list[Item], checkpoint_digest: str, out: Path) -> None:
     for item in items:
         manifest = read_manifest(manifest_path(item.tree))
         _check_kind(item)
-        _check_checkpoint(item, manifest, checkpoint_digest)
+        _check_checkpoint(item, manifest, origin.result)
+        if item.tree.suffix == ".aimodel":
+            check_bundle_origin(item.tree, origin.identity)
         for path in tree_files(item.tree):
             if not path.name.startswith("measured"):
                 place_file(path, out / item.published / path.relative_to(item.tree))
@@ -81,6 +97,30 @@ def place_tokenizer(source: Path, out: Path) -> tokenizer.ChatTokenizer:
         if (source / name).is_file():
             place_file(source / name, out / TOKENIZER / name)
     return tokenizer.ChatTokenizer.open(out / TOKENIZER)
+
+
+def read_identity(checkpoint: Path) -> str:
+    """The identity of the weights of a `checkpoint` result, which every bundle carries in its metadata."""
+    return json.loads((checkpoint / "checkpoint.json").read_text(encoding="utf-8"))["digest"]
+
+
+def check_bundle_origin(bundle: Path, identity: str) -> None:
+    """Raise UserError where a bundle says that it was made from another checkpoint, or does not say from which.
+
+    Cores and heads are made from weights, so their manifests name no checkpoint.
+    """
+    metadata = bundle / _METADATA
+    try:
+        found = json.loads(metadata.read_text(encoding="utf-8"))["creatorDefinedMetadata"]["checkpoint"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{metadata} does not say which checkpoint the bundle was made from: build it again"
+        ) from None
+    if found != identity:
+        raise UserError(
+            f"{bundle.name} was made from another checkpoint (its metadata says {str(found)[:12]}, "
+            f"expected {identity[:12]}): build it again from this one"
+        )
 
 
 def read_text_config(checkpoint: Path) -> TextConfig:

@@ -3,8 +3,11 @@
 Result: `checkpoint.json` (canonical configuration, digest, place of every text tensor) and `source/` (the published
 files that count, unchanged).
 
-Parameters: `source` ("hf://owner/name@commit", or a folder that also comes as input `source`), `allow_moving_revision`,
-`sha256` (file name -> pinned hex sha256), `num_hidden_layers` (what the workflow's config expects).
+Inputs: the needed files of a local checkpoint, each as `source/<file name>` (see `local_inputs`), or its folder as
+`source`; none for the Hub.
+
+Parameters: `source` ("hf://owner/name@commit", or "local"), `allow_moving_revision`, `sha256` (file name -> pinned hex
+sha256), `num_hidden_layers` (what the workflow's config expects).
 """
 
 from pathlib import Path
@@ -12,8 +15,9 @@ from typing import Any
 
 from workflow_scripts.checkpoint.config_json import parse_text_config
 from workflow_scripts.checkpoint.fetch import fetch
-from workflow_scripts.checkpoint.folder import CONFIG, needed_files, read_config, read_tensors
+from workflow_scripts.checkpoint.folder import read_config, read_tensors
 from workflow_scripts.checkpoint.layout import EMBEDDING, TextTensors, select_text_tensors
+from workflow_scripts.checkpoint.needed import CONFIG, local_folder, needed_files
 from workflow_scripts.checkpoint.reader import FORMAT, RECORD, SOURCE
 from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.checkpoint.validate import check_head, check_tensor, content_digest
@@ -26,7 +30,7 @@ from workflow_scripts.stages.job import Job
 def run(job: Job) -> None:
     """Check everything where it lies, then place the files: a refused checkpoint is never copied."""
     fetched = fetch(
-        job.params["source"], job.inputs.get("source"), job.params.get("allow_moving_revision", False)
+        job.params["source"], local_folder(job.inputs), job.params.get("allow_moving_revision", False)
     )
     files = needed_files(fetched.folder)
     config = parse_text_config(read_config(fetched.folder), str(fetched.folder / CONFIG))

@@ -9,8 +9,8 @@ _NEW_TOKENS = 64
 
 def run(job: Job) -> None:
     """Fill `job.out` with the verdict."""
-    folder, expected = job.inputs["folder"], job.params["expect"]
+    folder, prompt, expected = job.inputs["folder"], job.params["prompt"], job.params["expect"]
     verdict = Verdict("chat", folder.name)
-    found = reply(folder, job.params["prompt"], _NEW_TOKENS)
-    verdict.check(job.params["prompt"], found == expected, expected, found)
-    verdict.conclude(job.out)
+    with verdict.concluding(job.out):
+        found = reply(folder, prompt, _NEW_TOKENS)
+        verdict.check(prompt, found == expected, expected, found)

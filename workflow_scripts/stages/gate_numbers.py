@@ -13,17 +13,22 @@ from workflow_scripts.tables.raw import RawTables
 
 def run(job: Job) -> None:
     """Fill `job.out` with the verdict."""
+    verdict = Verdict("numbers", job.inputs["bundle"].name)
+    with verdict.concluding(job.out):
+        _compare(verdict, job)
+
+
+def _compare(verdict: Verdict, job: Job) -> None:
     form, compute, bundle = job.params["form"], job.params["compute"], job.inputs["bundle"]
     oracle = Oracle.open(job.inputs["oracle"])
-    verdict = Verdict("numbers", bundle.name)
     if form == "frontend":
         ids = sorted({token for dialogue in oracle.dialogues.values() for token in dialogue.fed_ids})
-        numbers.gate_frontend(verdict, bundle, RawTables.open(job.inputs["tables"]), ids)
+        numbers.gate_frontend(verdict, bundle, RawTables.open(job.inputs["tables"]), ids, compute)
+        return
+    evidence = numbers.Evidence(oracle, Weights.open(job.inputs["weights"]), job.inputs["reference"])
+    if not numbers.check_evidence(verdict, evidence):
+        return
+    if form == "hostcache_core":
+        numbers.gate_core(verdict, bundle, evidence, compute, job.params["context"])
     else:
-        weights, arrays = Weights.open(job.inputs["weights"]), job.inputs["reference"] / "measured.npz"
-        evidence = numbers.Evidence(oracle, weights, arrays)
-        if form == "hostcache_core":
-            numbers.gate_core(verdict, bundle, evidence, compute, job.params["context"])
-        else:
-            numbers.gate_head(verdict, bundle, evidence, form, compute)
-    verdict.conclude(job.out)
+        numbers.gate_head(verdict, bundle, evidence, form, compute)

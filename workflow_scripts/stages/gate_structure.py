@@ -5,7 +5,7 @@ Params: form, compute, context. Inputs: bundle, checkpoint, and what it was made
 
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.gates import stored_weights
-from workflow_scripts.gates.structure import gate_structure
+from workflow_scripts.gates.structure import Claim, gate_structure
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.model.signature import signature
 from workflow_scripts.quantize.weights import Weights
@@ -15,14 +15,23 @@ from workflow_scripts.tables.raw import RawTables
 
 def run(job: Job) -> None:
     """Fill `job.out` with the verdict."""
-    form, compute, bundle = job.params["form"], job.params["compute"], job.inputs["bundle"]
+    verdict = Verdict("structure", job.inputs["bundle"].name)
+    with verdict.concluding(job.out):
+        gate_structure(verdict, job.inputs["bundle"], _claim(job))
+
+
+def _claim(job: Job) -> Claim:
+    """What the bundle must be, by the rule's parameters and what it was made from."""
+    form, compute = job.params["form"], job.params["compute"]
+    checkpoint = Checkpoint.open(job.inputs["checkpoint"])
+    interface = signature(form, checkpoint.config, job.params["context"], compute)
+    said = {"form": form, "compute": compute, "checkpoint": checkpoint.digest}
     if form == "frontend":
         constants = stored_weights.frontend_constants(RawTables.open(job.inputs["tables"]))
-    else:
-        weights = Weights.open(job.inputs["weights"])
-        stored = stored_weights.core_constants if form == "hostcache_core" else stored_weights.head_constants
-        constants = stored(weights, compute)
-    config = Checkpoint.open(job.inputs["checkpoint"]).config
-    verdict = Verdict("structure", bundle.name)
-    gate_structure(verdict, bundle, signature(form, config, job.params["context"], compute), constants)
-    verdict.conclude(job.out)
+        return Claim(interface, said | {"tables": "int8"}, constants)
+    weights = Weights.open(job.inputs["weights"])
+    said |= {"recipe": weights.recipe}
+    if form != "hostcache_core":
+        return Claim(interface, said, stored_weights.head_constants(weights, compute))
+    known = stored_weights.rotary_constants(checkpoint.config)
+    return Claim(interface, said, stored_weights.core_constants(weights, compute), known)

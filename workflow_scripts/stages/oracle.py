@@ -1,6 +1,7 @@
 """Stage: checkpoint -> oracle.
 
-Params: min_margin; dialogues, a list of mappings as in the config's `oracle.dialogues`.
+Params: min_margin; dialogues, a list of mappings as in the config's `oracle.dialogues`; context, the positions that a
+bundle's kv_cache holds (optional: without it nothing is too long).
 """
 
 from workflow_scripts.checkpoint.reader import Checkpoint
@@ -14,4 +15,5 @@ def run(job: Job) -> None:
         Request(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
         for entry in job.params["dialogues"]
     ]
-    build_oracle(Checkpoint.open(job.inputs["checkpoint"]), requests, job.params["min_margin"], job.out)
+    checkpoint, context = Checkpoint.open(job.inputs["checkpoint"]), job.params.get("context")
+    build_oracle(checkpoint, requests, job.params["min_margin"], job.out, context)

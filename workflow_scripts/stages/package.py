@@ -15,7 +15,8 @@ def run(job: Job) -> None:
     driver, with_tokenizer = job.params["driver"], job.params["tokenizer"]
     if driver and not with_tokenizer:
         raise UserError(f"folder {job.params['folder']}: a folder with a driver needs `tokenizer: true`")
-    package.place_items(_items(job), job.digests["checkpoint"], job.out)
+    origin = package.Origin.of(job.inputs["checkpoint"], job.digests["checkpoint"])
+    package.place_items(_items(job), origin, job.out)
     if not with_tokenizer:
         return
     config = package.read_text_config(job.inputs["checkpoint"])

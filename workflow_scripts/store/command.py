@@ -1,10 +1,18 @@
-"""`python -m workflow_scripts store {list,size,prune,verify}`: look into the local store and keep it in bounds."""
+"""`python -m workflow_scripts store {list,size,prune,verify}`: look into the local store and keep it in bounds.
+
+It is the store of a build with the same model files: GEMMA4_STORE, else --store, else `store.folder` of the config.
+"""
 
 import argparse
+import os
 import re
 import time
+from collections.abc import Callable
+from pathlib import Path
 
+from workflow_scripts.config import read_config
 from workflow_scripts.errors import UserError
+from workflow_scripts.store.errors import StoreTrouble
 from workflow_scripts.store.levels import open_store
 from workflow_scripts.store.local import Entry, LocalStore
 from workflow_scripts.store.table import table
@@ -23,12 +31,30 @@ _BYTES = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run a command; the exit code is 1 where `verify` finds damage."""
+    """Run a command; the exit code is 1 where `verify` finds damage.
+
+    Raises UserError where the store is off or cannot be used, or the config that names it is not valid.
+    """
     options = _parse(arguments)
-    store = open_store(options.store, None)
+    store = open_store(_folder(options), None)
     if store is None:
-        raise UserError("the store is off: unset GEMMA4_STORE, or name a folder")
-    return options.run(store.local, options)
+        raise UserError(
+            "the store is off: name a folder in GEMMA4_STORE, by --store, or as store.folder in the config"
+        )
+    try:
+        return options.run(store.local, options)
+    except BrokenPipeError:  # whoever reads the table has seen enough
+        raise
+    except (StoreTrouble, OSError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise UserError(f"the store {store.local.folder} cannot be used: {reason}") from None
+
+
+def _folder(options: argparse.Namespace) -> str | None:
+    """The folder that the arguments name, else the config; not read where the environment goes over it anyway."""
+    if options.store or os.environ.get("GEMMA4_STORE"):
+        return options.store
+    return read_config(options.configfile).store.folder
 
 
 def show_size(size: int) -> str:
@@ -41,7 +67,9 @@ def show_size(size: int) -> str:
 
 def _list(store: LocalStore, _: argparse.Namespace) -> int:
     rows = [("STAGE", "ARTIFACT", "SIZE", "AGE", "KEY")]
-    for entry in store.entries():
+    with store.lock():  # says what a glob over the folder would not: that it cannot be read
+        entries = list(store.entries())
+    for entry in entries:
         made = entry.manifest.ingredients
         age = _show_age(time.time() - entry.stored)
         rows.append((made.stage, made.artifact, show_size(entry.size), age, made.key[:12]))
@@ -50,12 +78,13 @@ def _list(store: LocalStore, _: argparse.Namespace) -> int:
 
 
 def _size(store: LocalStore, _: argparse.Namespace) -> int:
-    entries = list(store.entries())
+    with store.lock():
+        entries, unique = list(store.entries()), store.unique_size()
     rows = [
         ("folder", str(store.folder)),
         ("entries", str(len(entries))),
         ("bytes", f"{sum(entry.size for entry in entries):,}"),
-        ("unique bytes", f"{store.unique_size():,}"),
+        ("unique bytes", f"{unique:,}"),
     ]
     print(table(rows))
     return 0
@@ -64,6 +93,11 @@ def _size(store: LocalStore, _: argparse.Namespace) -> int:
 def _prune(store: LocalStore, options: argparse.Namespace) -> int:
     if options.older_than is None and options.max_size is None:
         raise UserError("say what to delete: --older-than 30d (by last use), --max-size 20GB, or both")
+    try:
+        store.root.stat()
+    except FileNotFoundError:  # nothing to lock, so a first writer could not be kept out
+        print("deleted 0 of 0 entries, 0 B")
+        return 0
     with store.lock(alone=True):
         before, entries = store.unique_size(), list(store.entries())
         keep = entries
@@ -135,13 +169,22 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m workflow_scripts store", description=__doc__)
     parser.add_argument("--store", metavar="FOLDER", help="another folder; GEMMA4_STORE goes over it")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    commands.add_parser("list", help="what is stored, the newest first").set_defaults(run=_list)
-    commands.add_parser("size", help="how much is stored").set_defaults(run=_size)
-    prune = commands.add_parser("prune", help="delete entries, the least recently used first")
+
+    def add(
+        name: str, run: Callable[[LocalStore, argparse.Namespace], int], help: str
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help)
+        command.add_argument(
+            "--configfile", nargs="+", default=[], type=Path, metavar="FILE", help="as given to snakemake"
+        )
+        command.set_defaults(run=run)
+        return command
+
+    add("list", _list, "what is stored, the newest first")
+    add("size", _size, "how much is stored")
+    prune = add("prune", _prune, "delete entries, the least recently used first")
     prune.add_argument("--older-than", type=_duration, metavar="30d", help="not used for so long")
     prune.add_argument("--max-size", type=_bytes, metavar="20GB", help="until so much is left")
-    prune.set_defaults(run=_prune)
-    verify = commands.add_parser("verify", help="hash everything; exit code 1 if something is damaged")
+    verify = add("verify", _verify, "hash everything; exit code 1 if something is damaged")
     verify.add_argument("--repair", action="store_true", help="delete what is damaged")
-    verify.set_defaults(run=_verify)
     return parser.parse_args(arguments)

@@ -1,0 +1,384 @@
+"""The kernels' references against numpy, their twins in the Core AI runtime, and the bundles that embed the kernels.
+
+The Metal source itself is read back and executed elsewhere; here it is only seen to be in the bundle, as written.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from coreai.authoring.asset import AIModelAsset
+
+from tests.tiny import Dims, build_tiny
+from workflow_scripts import closure
+from workflow_scripts.checkpoint.text_config import FULL, SLIDING
+from workflow_scripts.coreai import private
+from workflow_scripts.coreai.bytecode import read_constants
+from workflow_scripts.coreai.convert import Function, save_bundle
+from workflow_scripts.coreai.host_cache import HostCache
+from workflow_scripts.coreai.interface import read_interface
+from workflow_scripts.coreai.runtime import open_bundle
+from workflow_scripts.errors import UserError
+from workflow_scripts.gates.structure import content_name
+from workflow_scripts.kernels import (
+    head_argmax_int4,
+    head_argmax_int8,
+    palette_matvec_int4,
+    palette_matvec_int8,
+    twin,
+)
+from workflow_scripts.kernels.binding import KernelHead, KernelMatvec, PackedMatrix
+from workflow_scripts.kernels.packing import pack
+from workflow_scripts.kernels.partials import chosen_token
+from workflow_scripts.manifest import manifest_path, verify_tree
+from workflow_scripts.model.metal_core import metal_core
+from workflow_scripts.model.names import HEAD_WEIGHT
+from workflow_scripts.model.signature import FunctionSpec, TensorSpec, hostcache_metal, signature
+from workflow_scripts.quantize.weights import Palette, Weights
+from workflow_scripts.stages import export_metal_core_int8
+from workflow_scripts.stages.job import Job
+
+MATVECS = {8: palette_matvec_int8, 4: palette_matvec_int4}
+HEADS = {8: head_argmax_int8, 4: head_argmax_int4}
+RECIPES = {8: "int8-kmeans-g32", 4: "int4-kmeans-g32"}
+WIDTHS = [8, 4]
+PAIRS = list(itertools.combinations(range(8), 2))
+
+
+def palette(codes, bits, seed=0):
+    """Codes with an ascending codebook whose rows differ."""
+    numbers = np.random.default_rng(seed)
+    book = np.sort(numbers.normal(0, 0.1, (len(codes) // 32, 1 << bits)).astype(np.float16), 1)
+    return Palette(codes.astype(np.uint8), book, 32, bits)
+
+
+def packed(stored):
+    return PackedMatrix(
+        torch.from_numpy(pack(stored.indices, stored.bits)), torch.from_numpy(stored.codebook)
+    )
+
+
+def random_codes(bits, rows=64, columns=96, seed=0):
+    return np.random.default_rng(seed).integers(0, 1 << bits, (rows, columns))
+
+
+def single(bits, row, column):
+    codes = np.zeros((64, 96), int)
+    codes[row, column] = (1 << bits) - 1
+    return codes
+
+
+CODES = {
+    "random": random_codes,
+    "wide": lambda bits: random_codes(bits, 96, 288, 1),
+    "all zero": lambda bits: np.zeros((64, 96), int),
+    "all max": lambda bits: np.full((64, 96), (1 << bits) - 1),
+    "first": lambda bits: single(bits, 0, 0),
+    "last": lambda bits: single(bits, 63, 95),
+    "between": lambda bits: single(bits, 32, 7),
+}
+
+
+def allowed(stored, x, dtype):
+    """Error of a float32 sum of K products in any order, and one rounding to the compute type."""
+    weight, x = stored.dequantize().astype(np.float64), x.astype(np.float64)
+    summed = x.size * 2.0**-24 * (np.abs(weight) @ np.abs(x))
+    return summed + (2.0**-11 * np.abs(weight @ x) + 2.0**-24 if dtype == "float16" else 0)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("codes", CODES.values(), ids=CODES.keys())
+def test_the_matvec_reference_equals_numpy(bits, dtype, codes):
+    stored = palette(codes(bits), bits)
+    x = np.random.default_rng(7).normal(0, 1, stored.indices.shape[1]).astype(dtype)
+    found = KernelMatvec(MATVECS[bits].KERNEL, packed(stored))(torch.from_numpy(x)[None, None])
+    assert found.shape == (1, 1, len(stored.indices)) and found.numpy().dtype == dtype
+    expected = stored.dequantize().astype(np.float64) @ x.astype(np.float64)
+    assert (np.abs(found[0, 0].numpy() - expected) <= allowed(stored, x, dtype)).all()
+
+
+def tied_head(bits, pairs=PAIRS):
+    """One tile per pair of rows whose scores are equal and the largest of the tile; the hidden state that sees it.
+
+    A row's score is its first code's entry: the tied rows hold the largest code, the others smaller ones.
+    """
+    rows = -(-len(pairs) * 8 // 32) * 32
+    codes = np.random.default_rng(3).integers(0, (1 << bits) - 1, (rows, 96))
+    for tile, pair in enumerate(pairs):
+        codes[[tile * 8 + place for place in pair], 0] = (1 << bits) - 1
+    hidden = np.zeros(96, np.float32)
+    hidden[0] = 1
+    return palette(codes, bits), hidden
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("head", ["kernel", "twin"])
+def test_the_lowest_row_wins_every_tie_of_a_tile(bits, head):
+    stored, hidden = tied_head(bits)
+    heads = {
+        "kernel": lambda: KernelHead(HEADS[bits].KERNEL, packed(stored)),
+        "twin": lambda: twin.PartialArgmaxTwin(stored),
+    }
+    values, indices = heads[head]()(torch.from_numpy(hidden)[None, None])
+    expected = [tile * 8 + pair[0] for tile, pair in enumerate(PAIRS)]
+    assert values.dtype == torch.float32 and indices.dtype == torch.int32
+    assert indices[: len(PAIRS)].tolist() == expected
+    assert values[: len(PAIRS)].tolist() == [
+        float(stored.codebook[tile // 4, -1]) for tile in range(len(PAIRS))
+    ]
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("codes", CODES.values(), ids=CODES.keys())
+def test_the_head_reference_chooses_as_numpy(bits, codes):
+    stored = palette(codes(bits), bits)
+    hidden = np.random.default_rng(7).normal(0, 1, stored.indices.shape[1]).astype(np.float32)
+    values, indices = KernelHead(HEADS[bits].KERNEL, packed(stored))(torch.from_numpy(hidden)[None, None])
+    scores = stored.dequantize().astype(np.float64) @ hidden
+    bound = allowed(stored, hidden, "float32")
+    largest = scores.reshape(-1, 8).max(1)
+    assert (np.abs(values.numpy() - largest) <= bound.reshape(-1, 8).max(1)).all()
+    assert (np.abs(scores[indices.numpy()] - largest) <= 2 * bound[indices.numpy()]).all()
+    assert (indices.numpy() // 8 == np.arange(len(scores) // 8)).all()
+
+
+def test_the_host_takes_the_first_of_equal_tiles():
+    values = np.array([1.0, 3.0, 2.0, 3.0], np.float32)
+    assert chosen_token(values, np.array([5, 12, 16, 31], np.int32)) == 12
+    assert chosen_token(np.full(4, -2.0, np.float32), np.array([5, 12, 16, 31], np.int32)) == 5
+
+
+@pytest.fixture(scope="module")
+def twins_in_the_runtime(tmp_path_factory):
+    """Outputs of twins of every width and compute type, run from one bundle, with their palettes and inputs."""
+    functions, cases = [], {}
+    for bits, dtype in itertools.product(WIDTHS, ("float16", "float32")):
+        stored, x = (
+            palette(random_codes(bits, 64, 288), bits),
+            np.random.default_rng(5).normal(0, 1, 288).astype(dtype),
+        )
+        spec = FunctionSpec(
+            {"x": TensorSpec(dtype, (1, 1, 288))}, {"y": TensorSpec(dtype, (1, 1, len(stored.indices)))}
+        )
+        functions.append(Function(f"matvec_{bits}_{dtype}", twin.MatvecTwin(stored), spec))
+        cases[functions[-1].name] = stored, x
+        stored, x = tied_head(bits)
+        tiles = (len(stored.indices) // 8,)
+        outputs = {"values": TensorSpec("float32", tiles), "indices": TensorSpec("int32", tiles)}
+        spec = FunctionSpec({"x": TensorSpec(dtype, (1, 1, 96))}, outputs)
+        functions.append(Function(f"head_{bits}_{dtype}", twin.PartialArgmaxTwin(stored), spec))
+        cases[functions[-1].name] = stored, x.astype(dtype)
+    path = tmp_path_factory.mktemp("twins") / "twins.aimodel"
+    path.mkdir()
+    save_bundle(functions, path, {})
+    with open_bundle(path) as bundle:
+        return {
+            name: (stored, x, bundle.call(name, {"x": x[None, None]})) for name, (stored, x) in cases.items()
+        }
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_twin_gives_the_reference_in_the_runtime(twins_in_the_runtime, bits, dtype):
+    stored, x, outputs = twins_in_the_runtime[f"matvec_{bits}_{dtype}"]
+    expected = stored.dequantize().astype(np.float64) @ x.astype(np.float64)
+    assert (np.abs(outputs["y"][0, 0] - expected) <= allowed(stored, x, dtype)).all()
+    stored, _, outputs = twins_in_the_runtime[f"head_{bits}_{dtype}"]
+    assert outputs["indices"][: len(PAIRS)].tolist() == [
+        tile * 8 + pair[0] for tile, pair in enumerate(PAIRS)
+    ]
+    assert (outputs["values"][: len(PAIRS)] == stored.codebook[np.arange(len(PAIRS)) // 4, -1]).all()
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory, run_stage):
+    """Recipe -> weights (result folders) of a random model with one layer of each type."""
+    dims = Dims(layer_types=(SLIDING, FULL), num_kv_shared_layers=0, use_double_wide_mlp=False)
+    root = tmp_path_factory.mktemp("model")
+    build_tiny(root, dims)
+    checkpoint = run_stage(
+        "checkpoint",
+        "kernels",
+        {"source": root / "published"},
+        source="published",
+        allow_moving_revision=False,
+        sha256={},
+        num_hidden_layers=2,
+    )
+    inputs = {"checkpoint": manifest_path(checkpoint)}
+    recipes = ("fp16", *RECIPES.values())
+    return {recipe: run_stage("weights", f"kernels_{recipe}", inputs, recipe=recipe) for recipe in recipes}
+
+
+def core_inputs(weights, bits):
+    """The weights a core is made of: 4-bit kernels go with float16 attention, 8-bit ones with 8-bit palettes."""
+    attention = RECIPES[8] if bits == 8 else "fp16"
+    return {
+        "weights": manifest_path(weights[RECIPES[bits]]),
+        "attention_weights": manifest_path(weights[attention]),
+    }
+
+
+@pytest.fixture(scope="module")
+def bundles(weights, run_stage):
+    """`core4`, `head8`, ... -> bundle with the kernel; `core4_twin`, `head4_twin` -> bundle without it."""
+
+    def core(kind, bits, artifact, compute):
+        inputs = core_inputs(weights, bits)
+        return run_stage(
+            f"export_metal_core_{kind}", f"{artifact}.aimodel", inputs, compute=compute, context=8
+        )
+
+    def head(kind, bits, artifact, compute):
+        inputs = {"weights": manifest_path(weights[RECIPES[bits]])}
+        return run_stage(f"export_metal_head_{kind}", f"{artifact}.aimodel", inputs, compute=compute)
+
+    built = {f"core{bits}": core(f"int{bits}", bits, f"core{bits}", "fp16") for bits in WIDTHS}
+    built |= {f"head{bits}": head(f"int{bits}", bits, f"head{bits}", "fp16") for bits in WIDTHS}
+    return built | {
+        "core4_twin": core("twin", 4, "core4_twin", "fp32"),
+        "head4_twin": head("twin", 4, "head4_twin", "fp32"),
+    }
+
+
+def kernel_calls(bundle):
+    return private.kernel_operations(AIModelAsset.load(bundle).program)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_a_core_calls_the_kernel_for_each_mlp_matrix(bundles, bits):
+    calls = kernel_calls(bundles[f"core{bits}"])
+    source = MATVECS[bits].KERNEL.src
+    assert source == (closure.PACKAGE / f"kernels/palette_matvec_int{bits}.metal").read_text()
+    assert [call.name for call in calls] == [f"palette_matvec_int{bits}_aaaaaaaa"] * 6
+    assert all(source in call.source for call in calls)
+    assert {call.threadgroup for call in calls} == {(32, 8, 1)}
+    up, down = (32, 64 // 4, 1), (32, 96 // 4, 1)
+    assert sorted(call.grid for call in calls) == [up] * 4 + [down] * 2
+    assert (bundles[f"core{bits}"] / "main.mlirb").read_bytes().count(source.encode()) == 1
+
+
+def test_a_twin_calls_no_kernel(bundles):
+    assert kernel_calls(bundles["core4_twin"]) == kernel_calls(bundles["head4_twin"]) == []
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_a_head_is_one_kernel_call(bundles, bits):
+    (call,) = kernel_calls(bundles[f"head{bits}"])
+    assert call.name == f"head_argmax_int{bits}_aaaaaaaa"
+    assert HEADS[bits].KERNEL.src in call.source
+    assert (call.grid, call.threadgroup) == ((32, 128 // 8, 1), (32, 4, 1))
+
+
+@pytest.mark.parametrize(("bits", "suffix"), [(8, ""), (4, ""), (4, "_twin")])
+def test_every_code_is_stored_once_in_its_width_under_the_name_of_its_content(bundles, weights, bits, suffix):
+    """A twin's sub-byte palettes have the very bytes of the packed words."""
+    stored = Weights.open(weights[RECIPES[bits]])
+    names = [name for name in stored.index if ".mlp." in name]
+    for kind, wanted in (("core", names), ("head", [HEAD_WEIGHT])):
+        program = bundles[f"{kind}{bits}{suffix}"] / "main.mlirb"
+        data, constants = program.read_bytes(), read_constants(program)
+        for constant in constants:
+            assert content_name(data[constant.offset : constant.offset + constant.size]) == constant.name
+        found = [constant.name for constant in constants]
+        for name in wanted:
+            assert found.count(content_name(pack(stored.linear(name).indices, bits).tobytes())) == 1, name
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "compute"),
+    [
+        ("core8", "hostcache_metal", "fp16"),
+        ("core4", "hostcache_metal", "fp16"),
+        ("core4_twin", "hostcache_metal", "fp32"),
+        ("head8", "head_argmax_metal", "fp16"),
+        ("head4", "head_argmax_metal", "fp16"),
+        ("head4_twin", "head_argmax_metal", "fp32"),
+    ],
+)
+def test_the_interface_is_the_published_one(bundles, weights, name, form, compute):
+    wanted = signature(form, Weights.open(weights["fp16"]).config, 8, compute)
+    found = read_interface(bundles[name])
+    assert found == wanted
+    assert list(found["main"].inputs) == list(wanted["main"].inputs)
+    if name.endswith("twin"):
+        with open_bundle(bundles[name]) as bundle:
+            assert bundle.spec("main") == wanted["main"]
+
+
+@torch.no_grad()
+def test_a_twin_core_equals_the_kernels_reference(bundles, weights):
+    """Position by position: the twin in the runtime, and the graph with kernels in torch."""
+    mlp, attention = Weights.open(weights[RECIPES[4]]), Weights.open(weights["fp16"])
+    core = metal_core(mlp, attention, palette_matvec_int4.linears(mlp), torch.float32)
+    spec = hostcache_metal(mlp.config, 8, "fp32")["main"]
+    numbers = np.random.default_rng(11)
+    cache = HostCache(spec, mlp.config.sliding_window)
+    with open_bundle(bundles["core4_twin"]) as bundle:
+        for _ in range(3):
+            front = {
+                name: numbers.normal(0, 1, spec.inputs[name].shape).astype(np.float32)
+                for name in ("inputs_embeds", "per_layer_inputs")
+            }
+            arrays = front | cache.inputs()
+            expected = core(*(torch.from_numpy(arrays[name]) for name in spec.inputs))
+            found = bundle.call("main", arrays)
+            for name, value in zip(spec.outputs, expected, strict=True):
+                np.testing.assert_allclose(found[name], value.numpy(), rtol=0, atol=1e-4, err_msg=name)
+            cache.store(found)
+
+
+def test_another_process_writes_the_same_bytes(bundles, weights, tmp_path):
+    output = tmp_path / "core4.aimodel.manifest.json"
+    inputs = [f"{name}={path}" for name, path in core_inputs(weights, 4).items()]
+    stage = ["stage", "export_metal_core_int4", "--input", *inputs, "--output", str(output)]
+    options = ["--params", '{"compute": "fp16", "context": 8}', "--log", str(tmp_path / "log")]
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    subprocess.run([sys.executable, "-m", "workflow_scripts", *stage, *options], check=True, env=environment)
+    assert verify_tree(output).digest == verify_tree(manifest_path(bundles["core4"])).digest
+
+
+def test_a_matrix_that_does_not_suit_is_named(weights):
+    name = "layers.0.mlp.gate_proj.weight"
+    opened = {recipe: Weights.open(tree) for recipe, tree in weights.items()}
+    for recipe, linears in (
+        ("fp16", palette_matvec_int8.linears),
+        (RECIPES[4], palette_matvec_int8.linears),
+        (RECIPES[8], palette_matvec_int4.linears),
+        ("fp16", twin.linears),
+    ):
+        with pytest.raises(UserError, match=rf"{name} is stored in recipe {recipe}.*palettes of"):
+            linears(opened[recipe])(name)
+
+
+@pytest.mark.parametrize("shape", [(48, 96), (64, 80)])
+def test_a_shape_that_does_not_suit_is_named(monkeypatch, weights, shape):
+    stored = Palette(np.zeros(shape, np.uint8), np.zeros((2, 256), np.float16), 32, 8)
+    monkeypatch.setattr(Weights, "linear", lambda self, name: stored)
+    with pytest.raises(UserError, match=rf"{HEAD_WEIGHT} has the shape \[{shape[0]}, {shape[1]}\].*of 32"):
+        head_argmax_int8.head(Weights.open(weights["fp16"]), HEAD_WEIGHT)
+
+
+def test_weights_of_different_models_do_not_make_a_core(weights, tiny_weights, tmp_path):
+    inputs = {"weights": weights[RECIPES[8]], "attention_weights": tiny_weights["fp16"]}
+    job = Job(inputs, {}, {"compute": "fp16", "context": 8}, tmp_path)
+    with pytest.raises(UserError, match="made from different checkpoints"):
+        export_metal_core_int8.run(job)
+
+
+def test_a_kernel_belongs_to_the_one_stage_that_embeds_it():
+    stages = [path.stem for path in (closure.PACKAGE / "stages").glob("export_*.py")]
+    for kernel in ("palette_matvec_int8", "palette_matvec_int4", "head_argmax_int8", "head_argmax_int4"):
+        form, kind = "core" if "matvec" in kernel else "head", kernel[-4:]
+        for file in (f"{kernel}.metal", f"{kernel}.py"):
+            users = {
+                stage
+                for stage in stages
+                if closure.PACKAGE / "kernels" / file in closure.stage_sources(stage)
+            }
+            assert users == {f"export_metal_{form}_{kind}"}

@@ -1,0 +1,1 @@
+"""What the configuration means: its data, the checks of its shape and meaning, and their wording."""

@@ -1,0 +1,96 @@
+"""From the checked raw configuration to its data."""
+
+from typing import Any
+
+from workflow_scripts.configuration.data import (
+    FORMS,
+    HUB_ADDRESS,
+    Artifact,
+    CheckpointSource,
+    Config,
+    Dialogue,
+    Folder,
+    Gates,
+    Oracle,
+    StoreConfig,
+)
+
+
+def published_name(artifact: dict[str, Any], raw: dict[str, Any]) -> str:
+    """Published name of a raw artifact."""
+    stem = artifact["name"].format(slug=raw["slug"], layers=int(raw["num_hidden_layers"]))
+    return f"{stem}.aimodel" if FORMS[artifact["form"]].bundle else stem
+
+
+def build(raw: dict[str, Any]) -> Config:
+    """The data of a raw configuration in which no problem was found."""
+    gates = raw["gates"]
+    return Config(
+        model=raw["model"],
+        slug=raw["slug"],
+        num_hidden_layers=int(raw["num_hidden_layers"]),  # 10.0 is a whole number to a JSON Schema
+        context=int(raw["context"]),
+        checkpoint=_build_checkpoint(raw["checkpoint"]),
+        oracle=_build_oracle(raw["oracle"]),
+        artifacts={
+            key: Artifact(
+                key, entry["form"], entry.get("recipe"), entry.get("compute"), published_name(entry, raw)
+            )
+            for key, entry in raw["artifacts"].items()
+        },
+        store=StoreConfig(
+            folder=None if raw["store"]["folder"] == "default" else raw["store"]["folder"],
+            shared=None if raw["store"]["shared"] == "off" else raw["store"]["shared"],
+        ),
+        folders={name: _build_folder(name, entry) for name, entry in raw["folders"].items()},
+        gates=Gates(
+            tuple(gates["required"]),
+            tuple(gates["evidence"]),
+            gates["chat"]["prompt"],
+            gates["chat"]["expect"],
+        ),
+    )
+
+
+def _build_checkpoint(entry: dict[str, Any]) -> CheckpointSource:
+    hub = HUB_ADDRESS.fullmatch(entry["source"])
+    return CheckpointSource(
+        source=entry["source"],
+        repository=hub["repository"] if hub else None,
+        revision=hub["revision"] if hub else None,
+        allow_moving_revision=entry["allow_moving_revision"],
+        sha256=dict(entry["sha256"]),
+    )
+
+
+def _build_oracle(entry: dict[str, Any]) -> Oracle:
+    dialogues = {dialogue["name"]: _build_dialogue(dialogue) for dialogue in entry["dialogues"]}
+    return Oracle(float(entry["min_margin"]), dialogues)
+
+
+def _build_dialogue(entry: dict[str, Any]) -> Dialogue:
+    return Dialogue(
+        name=entry["name"],
+        turns=tuple(entry["turns"]) if "turns" in entry else None,
+        prompt_ids=_ids(entry.get("prompt_ids")),
+        new_tokens=int(entry["new_tokens"]),
+        expect_text=entry.get("expect_text"),
+        expect_ids=_ids(entry.get("expect_ids")),
+        stops=entry.get("stops", False),
+        numbers=entry.get("numbers", False),
+        skip_ties=entry.get("skip_ties", False),
+    )
+
+
+def _build_folder(name: str, entry: dict[str, Any]) -> Folder:
+    return Folder(
+        name=name,
+        driver=entry.get("driver"),
+        bundles=dict(entry.get("bundles", {})),
+        tables=tuple(entry.get("tables", ())),
+        tokenizer=entry.get("tokenizer", False),
+    )
+
+
+def _ids(values: list[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(int(value) for value in values)

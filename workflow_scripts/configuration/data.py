@@ -1,0 +1,196 @@
+"""The checked configuration as plain frozen data, and the tables of what it can name."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+HUB_ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a graph form needs: stored weights of a recipe, a compute precision; and whether it is a bundle."""
+
+    recipe: bool
+    compute: bool
+    bundle: bool
+
+
+FORMS = {
+    "hostcache_core": Form(recipe=True, compute=True, bundle=True),
+    "head": Form(recipe=True, compute=True, bundle=True),
+    "head_argmax": Form(recipe=True, compute=True, bundle=True),
+    "frontend": Form(recipe=False, compute=True, bundle=True),  # its tables are int8 per row in every variant
+    "raw_tables": Form(recipe=False, compute=False, bundle=False),
+}
+
+# driver -> role -> forms that can play it
+DRIVERS: dict[str, dict[str, tuple[str, ...]]] = {
+    "hostcache": {
+        "frontend": ("frontend",),
+        "core": ("hostcache_core",),
+        "head": ("head", "head_argmax"),
+    },
+}
+
+# gate -> what each of its targets is: a bundle, the weights of a recipe, raw tables, or a folder that can chat
+GATES = {
+    "structure": "bundle",
+    "numbers": "bundle",
+    "quantization": "recipe",
+    "tables": "tables",
+    "tokens": "folder",
+    "long_run": "folder",
+    "chat": "folder",
+}
+
+
+@dataclass(frozen=True)
+class CheckpointSource:
+    """Where the weights come from; `repository` and `revision` are None for a local folder."""
+
+    source: str
+    repository: str | None
+    revision: str | None
+    allow_moving_revision: bool
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """One dialogue for the oracle, given by exactly one of `turns` and `prompt_ids`."""
+
+    name: str
+    turns: tuple[str, ...] | None
+    prompt_ids: tuple[int, ...] | None
+    new_tokens: int
+    expect_text: str | None
+    expect_ids: tuple[int, ...] | None
+    stops: bool
+    numbers: bool
+    skip_ties: bool
+
+    @property
+    def known_prompt(self) -> int:
+        """Length of the prompt in tokens as far as it is known: a text's is known to its tokenizer only, but not 0."""
+        return len(self.prompt_ids or (0,))
+
+    @property
+    def fed_at_least(self) -> int:
+        """Positions that are fed even if the answer is as short as it can be; its last id is not fed."""
+        return self.known_prompt + len(self.expect_ids or (0,)) - 1
+
+    @property
+    def fed_if_full(self) -> int:
+        """Positions that are fed if the answer takes all its tokens and the prompt only those that are known."""
+        return self.known_prompt + (len(self.expect_ids) if self.expect_ids else self.new_tokens) - 1
+
+    def params(self) -> dict[str, Any]:
+        """The dialogue as JSON for the oracle stage; keys that were not given are left out."""
+        given = {key: value for key, value in asdict(self).items() if value not in (None, False)}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What the original model is asked; `dialogues` by name, in the order of the file."""
+
+    min_margin: float
+    dialogues: dict[str, Dialogue]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One artifact; `published` is its file or folder name, with `.aimodel` if it is a bundle."""
+
+    key: str
+    form: str
+    recipe: str | None
+    compute: str | None
+    published: str
+
+    @property
+    def is_bundle(self) -> bool:
+        """Whether it is an `.aimodel`."""
+        return FORMS[self.form].bundle
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One release folder; `bundles` maps a role to an artifact key, `tables` lists artifact keys."""
+
+    name: str
+    driver: str | None
+    bundles: dict[str, str]
+    tables: tuple[str, ...]
+    tokenizer: bool
+
+    @property
+    def artifacts(self) -> tuple[str, ...]:
+        """Keys of everything that lies in the folder."""
+        return (*self.bundles.values(), *self.tables)
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the folder alone answers a prompt; a driver never comes without the tokenizer."""
+        return self.driver is not None
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Gates that a release needs, the unshipped artifacts they also judge, and the chat that is the last of them."""
+
+    required: tuple[str, ...]
+    evidence: tuple[str, ...]
+    chat_prompt: str
+    chat_expect: str
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """Places of the store's two levels; None where the default, or no shared level, is meant."""
+
+    folder: str | None
+    shared: str | None
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole valid configuration."""
+
+    model: str
+    slug: str
+    num_hidden_layers: int
+    context: int
+    checkpoint: CheckpointSource
+    oracle: Oracle
+    artifacts: dict[str, Artifact]
+    folders: dict[str, Folder]
+    gates: Gates
+    store: StoreConfig
+
+    def bundles(self) -> dict[str, Artifact]:
+        """The artifacts that are `.aimodel` bundles, by key."""
+        return {key: artifact for key, artifact in self.artifacts.items() if artifact.is_bundle}
+
+    def judged(self) -> dict[str, Artifact]:
+        """The artifacts that a release's gates judge, by key: all that are shipped, and the evidence."""
+        shipped = {key for folder in self.folders.values() for key in folder.artifacts}
+        return {key: self.artifacts[key] for key in self.artifacts if key in shipped | {*self.gates.evidence}}
+
+    def gate_targets(self, gate: str, artifacts: Iterable[Artifact]) -> list[str]:
+        """What a gate judges, each target by itself: published names, recipes, or the folders that can chat."""
+        match GATES[gate]:
+            case "bundle":
+                return [artifact.published for artifact in artifacts if artifact.is_bundle]
+            case "recipe":
+                return sorted({artifact.recipe for artifact in artifacts if artifact.recipe})
+            case "tables":
+                return [artifact.published for artifact in artifacts if artifact.form == "raw_tables"]
+            case _:
+                return [name for name, folder in self.folders.items() if folder.can_chat]
+
+    def recipes(self) -> tuple[str, ...]:
+        """The weight recipes that some artifact needs, sorted."""
+        return tuple(sorted({a.recipe for a in self.artifacts.values() if a.recipe is not None}))

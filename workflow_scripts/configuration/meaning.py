@@ -1,0 +1,220 @@
+"""What one key alone cannot say: names that meet, roles of a folder, gates that would judge nothing."""
+
+import math
+import re
+import string
+from collections.abc import Iterator
+from typing import Any
+
+from workflow_scripts.configuration.build import published_name
+from workflow_scripts.configuration.data import DRIVERS, FORMS, GATES, HUB_ADDRESS, Config
+from workflow_scripts.configuration.wording import allowed, show, twice
+from workflow_scripts.release.names import MEASURED, PLAN, PROVENANCE, README, RELEASE, SUMS, TOKENIZER
+
+LONG_RUN = 256  # fed positions from which a dialogue belongs to gate long_run, and no longer to gate tokens
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_PUBLISHED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PLACEHOLDERS = ("slug", "layers")
+_IN_A_FOLDER = (TOKENIZER, PROVENANCE, PLAN)
+_IN_A_RELEASE = (README, SUMS, RELEASE, MEASURED)
+_LICENCES = ("license", "licence", "notice")  # a release carries the checkpoint's files that begin so
+_TARGETS = ("release", "gates", "bundles", "tiny_checkpoint")
+_NO_TARGET = {
+    "bundle": "no folder holds a bundle and gates.evidence names none",
+    "recipe": "no bundle of a folder or of gates.evidence has a recipe",
+    "tables": "no folder holds an artifact of form raw_tables",
+    "folder": "no folder has a driver to chat with",
+}
+
+
+def meaning_problems(raw: dict[str, Any]) -> Iterator[str]:
+    """Problems between the keys of a configuration of the right shape."""
+    yield from _checkpoint_problems(raw["checkpoint"])
+    yield from _oracle_problems(raw["oracle"], raw["context"])
+    yield from _artifact_problems(raw)
+    for name, folder in raw["folders"].items():
+        yield from _folder_name_problems(name)
+        yield from _folder_problems(f"folders.{name}", folder, raw["artifacts"])
+    yield from twice({f"folders.{name}": name for name in raw["folders"]})
+    yield from _evidence_problems(raw["gates"]["evidence"], raw["artifacts"])
+
+
+def gate_problems(config: Config) -> Iterator[str]:
+    """Required gates that would judge nothing: without targets they would vanish silently, else fail at the end."""
+    judged = list(config.judged().values())
+    for gate in config.gates.required:
+        if not config.gate_targets(gate, judged):
+            yield f"gates.required: has {gate}, but {_NO_TARGET[GATES[gate]]}; add one, or take {gate} out"
+    dialogues = config.oracle.dialogues.values()
+    if "numbers" in config.gates.required and not any(d.numbers for d in dialogues):
+        yield "gates.required: has numbers, but no entry of oracle.dialogues has numbers: true to compare"
+    if "tokens" in config.gates.required and all(d.fed_at_least >= LONG_RUN for d in dialogues):
+        yield (
+            f"gates.required: has tokens, but every entry of oracle.dialogues feeds {LONG_RUN} positions or more, "
+            "which belongs to long_run; add a shorter one"
+        )
+    if "long_run" in config.gates.required and not any(d.fed_if_full >= LONG_RUN for d in dialogues):
+        yield (
+            f"gates.required: has long_run, but no entry of oracle.dialogues is known to feed {LONG_RUN} positions "
+            f"(prompt_ids + new_tokens - 1; of turns only the tokenizer knows the length, so they count as one "
+            f"token and need new_tokens of {LONG_RUN} or more)"
+        )
+    if "chat" in config.gates.required:
+        yield from _chat_problems(config)
+
+
+def _chat_problems(config: Config) -> Iterator[str]:
+    """The last gate's answer must be one that the oracle checks first: another model's answer costs a whole build."""
+    prompt, expect = config.gates.chat_prompt, config.gates.chat_expect
+    asked = [d for d in config.oracle.dialogues.values() if d.turns == (prompt,)]
+    if not any(d.expect_text == expect and d.stops for d in asked):
+        yield (
+            f"gates.chat: found prompt {show(prompt)} with the answer {show(expect)}, but no entry of "
+            "oracle.dialogues holds this model to it; needs one with this prompt as its only turn, this answer as "
+            "expect_text, and stops: true (a model's file states gates.chat, else it is the embedded model's)"
+        )
+
+
+def _checkpoint_problems(checkpoint: dict[str, Any]) -> Iterator[str]:
+    source = checkpoint["source"]
+    if "://" not in source:
+        return
+    found = f"checkpoint.source: found {show(source)}"
+    hub = HUB_ADDRESS.fullmatch(source)
+    if hub is None:
+        yield f"{found}; allowed: a local folder, or hf://owner/name@<40-hex commit>"
+    elif not _COMMIT.fullmatch(hub["revision"]) and not checkpoint["allow_moving_revision"]:
+        yield (
+            f"{found}; `{hub['revision']}` is not a full commit, so the weights could change under the same name. "
+            f"Allowed: 40 hex digits, or any revision with checkpoint.allow_moving_revision: true"
+        )
+
+
+def _oracle_problems(oracle: dict[str, Any], context: int) -> Iterator[str]:
+    if not math.isfinite(oracle["min_margin"]):
+        yield f"oracle.min_margin: found {oracle['min_margin']}, needs a finite number"
+    dialogues = oracle["dialogues"]
+    yield from twice({f"oracle.dialogues[{index}].name": d["name"] for index, d in enumerate(dialogues)})
+    for index, dialogue in enumerate(dialogues):
+        yield from _dialogue_problems(f"oracle.dialogues[{index}] ({dialogue['name']})", dialogue, context)
+
+
+def _dialogue_problems(path: str, dialogue: dict[str, Any], context: int) -> Iterator[str]:
+    given = [key for key in ("turns", "prompt_ids") if key in dialogue]
+    if len(given) != 1:
+        yield f"{path}: found {' and '.join(given) or 'no prompt'}, needs exactly one of turns, prompt_ids"
+    new_tokens = dialogue["new_tokens"]
+    known = len(dialogue.get("prompt_ids", [])) or 1  # the length of a text is known to its tokenizer only
+    if known + new_tokens - 1 > context:  # the last id of an answer is not fed
+        at_least = "" if "prompt_ids" in dialogue else "at least "
+        yield (
+            f"{path}: {at_least}{known} prompt tokens and new_tokens: {new_tokens} do not fit context: {context}; "
+            f"raise context or ask for fewer tokens"
+        )
+    expected = len(dialogue.get("expect_ids", []))
+    if expected > new_tokens:
+        yield f"{path}: expect_ids has {expected} ids, more than new_tokens: {new_tokens}"
+
+
+def _artifact_problems(raw: dict[str, Any]) -> Iterator[str]:
+    published: dict[str, str] = {}
+    for key, artifact in raw["artifacts"].items():
+        path = f"artifacts.{key}"
+        yield from _precision_problems(path, artifact)
+        problem = _name_problem(artifact["name"])
+        if problem:
+            yield f"{path}.name: found {show(artifact['name'])}; {problem}"
+        else:
+            published[f"{path}.name"] = published_name(artifact, raw)
+            yield from _reserved_problems(f"{path}.name", published_name(artifact, raw), _IN_A_FOLDER)
+    yield from twice(published)
+
+
+def _folder_name_problems(name: str) -> Iterator[str]:
+    yield from _reserved_problems(f"folders.{name}", name, (*_IN_A_RELEASE, *_TARGETS))
+    if name.lower().startswith(_LICENCES):
+        yield f"folders.{name}: a release keeps names that begin with {', '.join(_LICENCES)} for licence files"
+
+
+def _reserved_problems(path: str, name: str, reserved: tuple[str, ...]) -> Iterator[str]:
+    if name.casefold() in {taken.casefold() for taken in reserved}:
+        yield f"{path}: the name {show(name)} is reserved, as are {', '.join(t for t in reserved if t != name)}"
+
+
+def _precision_problems(path: str, artifact: dict[str, Any]) -> Iterator[str]:
+    form = artifact["form"]
+    for key in ("recipe", "compute"):
+        needed = getattr(FORMS[form], key)
+        if needed and key not in artifact:
+            yield f"{path}.{key}: missing; form {form} needs a {key}"
+        if not needed and key in artifact:
+            yield f"{path}.{key}: found {show(artifact[key])}; form {form} has no {key}, leave it out"
+    if artifact.get("recipe") == "fp32" and artifact.get("compute") == "fp16":
+        yield f"{path}.compute: found 'fp16' with recipe fp32; allowed: compute fp32, or recipe fp16"
+
+
+def _name_problem(template: str) -> str | None:
+    """What is wrong with the template of a published name, or None."""
+    try:
+        fields = [field for field in string.Formatter().parse(template) if field[1] is not None]
+    except ValueError as problem:
+        return f"its braces do not match ({problem}); allowed placeholders: {{slug}}, {{layers}}"
+    for _, placeholder, spec, conversion in fields:
+        if placeholder not in _PLACEHOLDERS:
+            return f"unknown placeholder {{{placeholder}}}; {allowed(placeholder, _PLACEHOLDERS)}"
+        if spec or conversion:
+            return f"{{{placeholder}}} takes no format; write it bare"
+    if not _PUBLISHED.fullmatch(template.format(slug="slug", layers=1)):
+        return "allowed: letters, digits, dots, hyphens, underscores and the placeholders {slug}, {layers}"
+    if template.endswith(".aimodel"):
+        return "leave .aimodel out; bundles get it by themselves"
+    return None
+
+
+def _folder_problems(path: str, folder: dict[str, Any], artifacts: dict[str, Any]) -> Iterator[str]:
+    driver, bundles, tables = folder.get("driver"), folder.get("bundles", {}), folder.get("tables", [])
+    places = {f"{path}.bundles.{role}": key for role, key in bundles.items()}
+    places |= {f"{path}.tables[{index}]": key for index, key in enumerate(tables)}
+    if not places:
+        yield f"{path}: has neither bundles nor tables, so nothing would lie in it"
+    for place, key in places.items():
+        if key not in artifacts:
+            yield f"{place}: there is no artifact {show(key)}; {allowed(key, artifacts)}"
+    for index, key in enumerate(tables):
+        form = artifacts.get(key, {}).get("form", "raw_tables")
+        if form != "raw_tables":
+            yield f"{path}.tables[{index}]: artifact {key} is of form {form}; allowed: form raw_tables"
+    if driver is None:
+        if bundles:
+            yield f"{path}.driver: missing; bundles need a driver to run them. {allowed(None, DRIVERS)}"
+        return
+    if not folder.get("tokenizer"):
+        yield f"{path}.tokenizer: missing or false; a folder with a driver needs tokenizer: true, its input is text"
+    yield from _role_problems(path, driver, bundles, artifacts)
+
+
+def _role_problems(
+    path: str, driver: str, bundles: dict[str, str], artifacts: dict[str, Any]
+) -> Iterator[str]:
+    roles = DRIVERS[driver]
+    for role in bundles:
+        if role not in roles:
+            yield f"{path}.bundles.{role}: driver {driver} has no such role; {allowed(role, roles)}"
+    for role, forms in roles.items():
+        if role not in bundles:
+            yield f"{path}.bundles.{role}: missing; driver {driver} needs the roles {', '.join(roles)}"
+            continue
+        form = artifacts.get(bundles[role], {}).get("form", forms[0])
+        if form not in forms:
+            yield (
+                f"{path}.bundles.{role}: artifact {bundles[role]} is of form {form}; "
+                f"allowed: form {' or '.join(forms)}"
+            )
+
+
+def _evidence_problems(evidence: list[str], artifacts: dict[str, Any]) -> Iterator[str]:
+    for index, key in enumerate(evidence):
+        if key not in artifacts:
+            yield f"gates.evidence[{index}]: there is no artifact {show(key)}; {allowed(key, artifacts)}"
+        elif not FORMS[artifacts[key]["form"]].bundle:
+            yield f"gates.evidence[{index}]: artifact {key} is no bundle, so no gate judges it"

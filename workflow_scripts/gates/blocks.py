@@ -1,0 +1,13 @@
+"""Row blocks: how gates go through arrays of gigabytes with tens of megabytes of memory."""
+
+import math
+from collections.abc import Iterator
+
+_VALUES = 1 << 20  # in work at once: 8 MB in float64
+
+
+def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Slices of the first axis that cover an array in order, about a million values each."""
+    size = max(1, _VALUES // max(1, math.prod(shape[1:])))
+    for start in range(0, shape[0], size):
+        yield slice(start, min(start + size, shape[0]))

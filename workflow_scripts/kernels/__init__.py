@@ -1,0 +1,1 @@
+"""Metal kernels: each `.metal` file beside its torch reference and its binding."""

@@ -1,0 +1,11 @@
+"""The host's side of a `head_argmax_metal`: one token from the tiles' maxima, in numpy."""
+
+import numpy as np
+
+
+def chosen_token(values: np.ndarray, indices: np.ndarray) -> int:
+    """partial_values [n] and partial_indices [n], tiles in order -> the token id; of equal values the lowest id.
+
+    numpy's argmax returns the first maximum, and the first tile that holds it has the lowest ids.
+    """
+    return int(indices[np.argmax(values)])
