@@ -14,6 +14,7 @@ from workflow_scripts.closure import stage_host, stage_sources, stage_tools
 from workflow_scripts.config import GATES, load_config
 from workflow_scripts.errors import UserError
 from workflow_scripts.job_environment import share_with_jobs, store_arguments
+from workflow_scripts.manifest import forget_damaged
 
 share_with_jobs(Path(workflow.basedir))
 
@@ -25,6 +26,10 @@ except UserError as problem:
 RESULTS = f"results/{CONFIG.model}"
 ARTIFACTS = {artifact.published: artifact for artifact in CONFIG.artifacts.values()}
 BUNDLES = {name: artifact for name, artifact in ARTIFACTS.items() if artifact.is_bundle}
+if workflow.is_main_process and not workflow.dryrun:
+    for problem in forget_damaged(Path(RESULTS)):
+        print(f"{problem}: it will be made again", file=sys.stderr)
+
 TABLES = next(
     (name for name, artifact in ARTIFACTS.items() if artifact.form == "raw_tables"),
     "gemma4_gather_raw",

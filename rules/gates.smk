@@ -110,6 +110,7 @@ rule gate_tokens:
     input:
         folder=result("package", "{folder}"),
         oracle=result("oracle", "dialogues"),
+        checkpoint=result("checkpoint", "text"),
         code=code("gate_tokens"),
     output:
         result("gates/{gate}", "{folder}"),

@@ -15,7 +15,7 @@ from workflow_scripts.errors import GateFailed, UserError
 from workflow_scripts.gates import bounds, numbers, stored_weights
 from workflow_scripts.gates.oracle import Dialogue
 from workflow_scripts.gates.structure import Claim, gate_structure
-from workflow_scripts.gates.tokens import LONG_RUN, gate_dialogue, is_long
+from workflow_scripts.gates.tokens import LONG_RUN, gate_dialogue, gate_tokenizer, is_long
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.manifest import manifest_path
 from workflow_scripts.model.names import HEAD_WEIGHT
@@ -180,7 +180,13 @@ def test_a_bound_that_is_no_number_lets_nothing_pass(bound, tmp_path):
 
 
 def dialogue(**changes):
-    fields = {"prompt_ids": [2, 5], "output_ids": [7, 8, 106], "gated": [0, 1, 2], "stops": True}
+    fields = {
+        "messages": [],
+        "prompt_ids": [2, 5],
+        "output_ids": [7, 8, 106],
+        "gated": [0, 1, 2],
+        "stops": True,
+    }
     return Dialogue(name="d", numbers=False, text="", **(fields | changes))
 
 
@@ -250,3 +256,19 @@ def test_the_oracle_refuses_other_weights_than_expected(run_stage, tiny_checkpoi
 
 def test_head_weight_is_in_every_recipe(weights):
     assert weights.linear(HEAD_WEIGHT).dequantize(slice(0, 2)).shape == (2, weights.config.hidden_size)
+
+
+@pytest.mark.parametrize(
+    ("encoded", "decoded", "expected"),
+    [
+        ([2, 5], "", []),
+        ([2, 6], "", ["d: prompt ids"]),
+        ([2], "", ["d: prompt ids"]),
+        ([2, 5, 9], "", ["d: prompt ids"]),
+        ([2, 5], "other", ["d: text"]),
+    ],
+)
+def test_the_packaged_tokenizer_must_give_the_oracles_ids_and_text(encoded, decoded, expected):
+    verdict = Verdict("tokens", "folder")
+    gate_tokenizer(verdict, dialogue(), encoded, decoded)
+    assert failures(verdict) == expected

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -208,3 +209,18 @@ def test_a_placed_tree_keeps_its_executables(tmp_path):
         (tmp_path / "tree" / name).chmod(mode)
     files.place_tree(tmp_path / "tree", tmp_path / "copy")
     assert [files.is_executable(tmp_path / "copy" / name) for name in ("run.sh", "data")] == [True, False]
+
+
+def test_a_result_that_is_not_whole_is_forgotten_and_a_whole_one_is_not(tmp_path):
+    """Snakemake sees manifests only; a deleted, cut or altered result must not count as up to date."""
+    paths = {
+        name: make_result(tmp_path / name, {"a": b"1", "b": b"22"})[0]
+        for name in ("whole", "gone", "cut", "odd")
+    }
+    shutil.rmtree(manifest.tree_path(paths["gone"]))
+    (manifest.tree_path(paths["cut"]) / "b").write_bytes(b"2")
+    (manifest.tree_path(paths["odd"]) / "b").write_bytes(b"XX")
+    os.utime(manifest.tree_path(paths["whole"]) / "a")
+    wrong = manifest.forget_damaged(tmp_path)
+    assert len(wrong) == 3
+    assert {name for name, path in paths.items() if path.exists()} == {"whole"}

@@ -137,3 +137,24 @@ def test_two_processes_do_not_make_one_result_at_the_same_time(built, tmp_path):
         assert not (tmp_path / "tables/t").exists()
     assert waiting.wait() == 0
     manifest.verify_tree(tmp_path / f"tables/t{manifest.SUFFIX}")
+
+
+def test_an_edit_while_a_stage_runs_leaves_no_result(built, tmp_path, monkeypatch):
+    """The store would serve the new code's bytes for the old code's key."""
+    from workflow_scripts import closure
+    from workflow_scripts.errors import UserError
+    from workflow_scripts.stages import runner, tables
+
+    stock = closure.stage_code
+    edited = []
+    monkeypatch.setattr(closure, "stage_code", lambda stage: stock(stage) | dict.fromkeys(edited, "0" * 64))
+    run = tables.run
+    monkeypatch.setattr(
+        tables, "run", lambda job: (run(job), edited.append("workflow_scripts/tables/raw.py"))
+    )
+    output = tmp_path / f"t{manifest.SUFFIX}"
+    with pytest.raises(
+        UserError, match=r"workflow_scripts/tables/raw\.py changed while the stage ran: run again"
+    ):
+        runner.execute("tables", {"checkpoint": built}, {}, output)
+    assert not output.exists()

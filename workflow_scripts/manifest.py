@@ -191,6 +191,35 @@ def verify_tree(path: Path) -> Manifest:
     return manifest
 
 
+def forget_damaged(results: Path) -> list[str]:
+    """Delete the manifest of every result below a folder that is not whole any more; returns what was wrong.
+
+    Snakemake looks at manifests only: without this, a deleted or altered result counts as up to date. Files are
+    hashed only where size or mtime are not as they were when they were hashed last.
+    """
+    wrong = []
+    for path in sorted(results.rglob(f"*{SUFFIX}")):
+        try:
+            _glance(read_manifest(path), path)
+        except UserError as problem:
+            wrong.append(str(problem).partition(";")[0])
+            path.unlink(missing_ok=True)
+    return wrong
+
+
+def _glance(manifest: Manifest, path: Path) -> None:
+    """Raise UserError where a file of a result is missing or not what it was."""
+    tree, known = tree_path(path), _read_stamp(tree_path(path), manifest)
+    for entry in manifest.files:
+        file = tree / entry.path
+        if not file.is_file():
+            raise UserError(f"{file} is missing")
+        size, _, mtime, _ = file_stamp(file)
+        untouched = entry.path in known and known[entry.path][2] == mtime
+        if size != entry.size or (not untouched and sha256_file(file) != entry.sha256):
+            raise UserError(f"{file} is not what was built")
+
+
 def check_tree(manifest: Manifest, path: Path) -> dict[str, list[int]]:
     """What `verify_tree` checks, without writing the stamp: it returns the stamps of the files."""
     tree = tree_path(path)

@@ -4,6 +4,7 @@ import importlib
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ _LOG = logging.getLogger(__name__)
 _FOR_TERMINAL = "[terminal] "  # how the child marks progress that its parent passes on
 # Exit code of a child whose function raised UserError; its message is the last line on stderr.
 _USER_ERROR = 3
+_LITTLE_SPACE = 64 << 20
 
 
 class ChildDied(UserError):
@@ -49,7 +51,12 @@ def isolated(function: Callable[..., Arrays], **arguments: Any) -> Arrays:
             raise UserError(lines[-1])
         if child.returncode < 0:
             name = signal.Signals(-child.returncode).name
-            raise ChildDied(f"the process that ran the bundle died by {name}: {lines[-1]}")
+            # The runtime maps a lowered copy of the bundle from there; a full disk then is a SIGBUS.
+            free = shutil.disk_usage(tempfile.gettempdir()).free
+            full = (
+                f" (only {free:,} bytes are free in {tempfile.gettempdir()})" if free < _LITTLE_SPACE else ""
+            )
+            raise ChildDied(f"the process that ran the bundle died by {name}: {lines[-1]}{full}")
         if child.returncode:
             raise ChildDied(f"the process that ran the bundle failed: {lines[-1]}")
         with np.load(result) as arrays:

@@ -135,12 +135,13 @@ def build_oracle(
     logits: dict[str, np.ndarray] = {}
     for name in track([request.name for request in requests], "dialogue", len(requests)):
         request = next(request for request in requests if request.name == name)
-        run = _answer(model, tokenizer, request, stops, context)
+        run, messages = _answer(model, tokenizer, request, stops, context)
         text = _text(tokenizer, run.output_ids)
         _check_expected(request, run, text, stops)
         found = run.margins()
         margins[name] = [round(float(value), 4) for value in found]
         dialogues[name] = {
+            "messages": messages,
             "prompt_ids": run.prompt_ids,
             "output_ids": run.output_ids,
             "gated": _gated(request, run, found, min_margin),
@@ -165,18 +166,18 @@ def build_oracle(
 
 def _answer(
     model: Gemma4ForCausalLM, tokenizer: Any, request: Request, stops: set[int], context: int | None
-) -> Greedy:
-    """Play the dialogue; earlier answers of the model become part of the last prompt."""
-    if request.prompt_ids:
-        return greedy(model, list(request.prompt_ids), request.new_tokens, stops)
+) -> tuple[Greedy, list[dict[str, str]]]:
+    """Play the dialogue; earlier answers of the model become part of the last prompt, whose messages come back too."""
     messages: list[dict[str, str]] = []
+    if request.prompt_ids:
+        return greedy(model, list(request.prompt_ids), request.new_tokens, stops), messages
     for turn in request.turns:
         messages.append(_message("user", turn))
         prompt = _encode_chat(tokenizer, messages)
         _check_room(request, len(prompt), context)
         run = greedy(model, prompt, request.new_tokens, stops)
         messages.append(_message("assistant", _text(tokenizer, run.output_ids)))
-    return run
+    return run, messages[:-1]
 
 
 def _least_prompt(tokenizer: Any, request: Request) -> list[int]:

@@ -20,11 +20,13 @@ FORMAT = 1
 class Dialogue:
     """One oracle run: the prompt's ids and the greedy answer's ids.
 
+    `messages` are what the chat template made the prompt of; none where the config gave the ids themselves.
     `gated` lists the indices of output ids that a bundle must repeat; `stops` says that the last one is a stop token;
     `numbers` that logits of every position are stored.
     """
 
     name: str
+    messages: list[dict[str, str]]
     prompt_ids: list[int]
     output_ids: list[int]
     gated: list[int]

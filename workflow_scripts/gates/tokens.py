@@ -31,6 +31,22 @@ def dialogues_of(verdict: Verdict, oracle: Oracle, long_run: bool) -> list[Dialo
     return dialogues
 
 
+def gate_tokenizer(verdict: Verdict, dialogue: Dialogue, encoded: list[int], decoded: str) -> None:
+    """The packaged tokenizer and template give the oracle's prompt ids and answer text (they are other code).
+
+    `encoded` are the ids of the dialogue's messages, `decoded` the text of its output ids.
+    """
+    same = encoded == dialogue.prompt_ids
+    first = next(
+        (i for i, pair in enumerate(zip(encoded, dialogue.prompt_ids, strict=False)) if pair[0] != pair[1]),
+        min(len(encoded), len(dialogue.prompt_ids)),
+    )
+    verdict.check(
+        f"{dialogue.name}: prompt ids", same, "equal", "equal" if same else f"others from {first} on"
+    )
+    verdict.check(f"{dialogue.name}: text", decoded == dialogue.text, repr(dialogue.text), repr(decoded))
+
+
 def gate_dialogue(verdict: Verdict, dialogue: Dialogue, chosen: np.ndarray) -> None:
     """`chosen` [n] is what the set put after each of `dialogue.fed_ids`."""
     name, gated = dialogue.name, dialogue.gated

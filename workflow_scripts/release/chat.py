@@ -2,6 +2,8 @@
 
 import argparse
 import logging
+import os
+import sys
 from pathlib import Path
 
 from workflow_scripts.coreai.isolated import isolated
@@ -17,14 +19,28 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow_scripts chat", description=__doc__)
     parser.add_argument("folder", type=Path, help="such as results/gemma-4-tiny/release/macos")
     parser.add_argument("--prompt", required=True, help="what the user says")
-    parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--max-new-tokens", type=_positive, default=256)
     options = parser.parse_args(arguments)
     TERMINAL.addHandler(
         logging.StreamHandler()
     )  # progress, on stderr: a full-size step takes seconds to minutes
     TERMINAL.setLevel(logging.INFO)
-    print(reply(options.folder, options.prompt, options.max_new_tokens))
+    try:
+        prompt = os.fsencode(options.prompt).decode(
+            "utf-8"
+        )  # in a POSIX locale, Python has escaped the bytes
+    except UnicodeDecodeError:
+        raise UserError("the prompt is not UTF-8 text: set a UTF-8 locale, such as LANG=C.UTF-8") from None
+    sys.stdout.reconfigure(encoding="utf-8")
+    print(reply(options.folder, prompt, options.max_new_tokens))
     return 0
+
+
+def _positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("needs at least 1")
+    return int(text)
 
 
 def reply(folder: Path, prompt: str, new_tokens: int) -> str:

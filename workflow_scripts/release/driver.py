@@ -63,6 +63,11 @@ def open_set(folder: Path) -> Iterator[BundleSet]:
         bundles = {
             role: stack.enter_context(open_bundle(folder / name)) for role, name in plan.bundles.items()
         }
+        columns = bundles["core"].spec("main").inputs["causal_mask_full"].shape[-1] - 1
+        if columns != plan.context:
+            raise UserError(
+                f"{folder}: its plan says context {plan.context}, its core was exported for {columns}: fetch it again"
+            )
         yield HostCacheSet(**bundles, sliding_window=plan.text["sliding_window"])
 
 

@@ -129,16 +129,6 @@ def read_text_config(checkpoint: Path) -> TextConfig:
     return TextConfig.from_json(document["text_config"])
 
 
-def check_vocabulary(opened: tokenizer.ChatTokenizer, config: TextConfig) -> None:
-    """Raise UserError where the tokenizer has ids without an embedding, or another <bos> than the model."""
-    found, expected = (opened.size, opened.bos_token_id), (config.vocab_size, config.bos_token_id)
-    if found[0] > expected[0] or found[1] != expected[1]:
-        raise UserError(
-            f"{tokenizer.TOKENIZER} has {found[0]} ids and <bos> {found[1]}, but the model has vocab_size "
-            f"{expected[0]} and bos_token_id {expected[1]}: it belongs to another checkpoint"
-        )
-
-
 def _check_kind(item: Item) -> None:
     suffix = item.tree.suffix
     if suffix not in _BUNDLE_SUFFIXES and not any(item.published.endswith(s) for s in _BUNDLE_SUFFIXES):

@@ -17,6 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.errors import UserError
 
 TOKENIZER, CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
@@ -235,3 +236,13 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
+
+
+def check_vocabulary(tokenizer: ChatTokenizer, config: TextConfig) -> None:
+    """Raise UserError where the tokenizer has ids without an embedding, or another <bos> than the model."""
+    found, expected = (tokenizer.size, tokenizer.bos_token_id), (config.vocab_size, config.bos_token_id)
+    if found[0] > expected[0] or found[1] != expected[1]:
+        raise UserError(
+            f"tokenizer.json has {found[0]} ids and <bos> {found[1]}, but the model has vocab_size "
+            f"{expected[0]} and bos_token_id {expected[1]}: it belongs to another checkpoint"
+        )

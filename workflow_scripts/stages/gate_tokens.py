@@ -1,13 +1,17 @@
 """Gate stages `tokens` and `long_run` over one packaged folder.
 
-Params: gate, `tokens` for the dialogues under 256 positions or `long_run` for the others. Inputs: folder, oracle.
+Params: gate, `tokens` for the dialogues under 256 positions or `long_run` for the others. Inputs: folder, oracle,
+checkpoint.
 """
 
+from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.coreai.isolated import isolated
 from workflow_scripts.gates.oracle import Oracle
-from workflow_scripts.gates.tokens import dialogues_of, gate_dialogue
+from workflow_scripts.gates.tokens import dialogues_of, gate_dialogue, gate_tokenizer
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.release import driver
+from workflow_scripts.release.plan import Plan, host_text
+from workflow_scripts.release.tokenizer import ChatTokenizer
 from workflow_scripts.stages.job import Job
 
 
@@ -23,6 +27,18 @@ def _compare(verdict: Verdict, job: Job) -> None:
     dialogues = dialogues_of(verdict, oracle, job.params["gate"] == "long_run")
     if not dialogues:
         return
+    plan = Plan.open(job.inputs["folder"])
+    tokenizer = ChatTokenizer.open(job.inputs["folder"] / plan.tokenizer)
+    config = Checkpoint.open(job.inputs["checkpoint"]).config
+    shape = plan.text == host_text(config)
+    verdict.check("plan: shape of the decoder", shape, "the checkpoint's", "equal" if shape else "another")
+    stops = sorted({*config.eos_token_ids, *tokenizer.stop_token_ids})
+    found = sorted(plan.stop_token_ids)
+    verdict.check("plan: stop tokens", found == stops, str(stops), str(found))
+    for dialogue in dialogues:
+        if dialogue.messages:
+            encoded = tokenizer.encode_chat(dialogue.messages)
+            gate_tokenizer(verdict, dialogue, encoded, tokenizer.decode(dialogue.output_ids))
     ids = {dialogue.name: dialogue.fed_ids for dialogue in dialogues}
     chosen = isolated(driver.follow, folder=str(job.inputs["folder"]), dialogues=ids)
     for dialogue in dialogues:

@@ -3,6 +3,7 @@
 from workflow_scripts.errors import UserError
 from workflow_scripts.release import package
 from workflow_scripts.release.plan import Plan, host_text
+from workflow_scripts.release.tokenizer import check_vocabulary
 from workflow_scripts.stages.job import Job
 
 
@@ -21,7 +22,7 @@ def run(job: Job) -> None:
         return
     config = package.read_text_config(job.inputs["checkpoint"])
     tokenizer = package.place_tokenizer(job.inputs["checkpoint"] / "source", job.out)
-    package.check_vocabulary(tokenizer, config)
+    check_vocabulary(tokenizer, config)
     if driver:
         Plan(
             driver=driver,

@@ -66,8 +66,12 @@ def main(arguments: list[str]) -> int:
             print(f"{title}: error: {problem}", file=terminal)
             _LOG.error("%s", problem)
         except OSError as problem:
-            print(f"{title}: error: {problem.strerror or problem}: {problem.filename or ''}", file=terminal)
-            _LOG.error("%s", traceback.format_exc())
+            place = problem.filename or manifest.tree_path(options.output)
+            print(
+                f"{title}: error: {problem.strerror or problem}: {place}: mend that and run again",
+                file=terminal,
+            )
+            _LOG.error("%s: %s", problem.strerror or problem, place)
         except Exception as problem:
             print(f"{title}: internal error: {problem!r}; the traceback is in {options.log}", file=terminal)
             _LOG.error("%s", traceback.format_exc())
@@ -91,6 +95,8 @@ def execute(
         remove_stale_siblings(tree)
         output.unlink(missing_ok=True)  # from here on nothing may look whole until the new manifest is there
         stored = _fill(tree, stage, Job(_trees(inputs), digests, params, tree), ingredients, store)
+        if stored is None:
+            _refuse_changes(ingredients, inputs, params, output, hashes)
         stamps = manifest.stamp_files(tree)
         result = manifest.Manifest(ingredients, manifest.list_files(tree) if stored is None else stored)
         if store and stored is None:
@@ -121,6 +127,29 @@ def _fill(
     if verdict is not None:
         raise verdict
     return stored
+
+
+def _refuse_changes(
+    before: manifest.Ingredients,
+    inputs: dict[str, Path],
+    params: dict[str, Any],
+    output: Path,
+    hashes: HashMemory,
+) -> None:
+    """Raise UserError if code or an input was edited while the stage ran: the result belongs to no key then.
+
+    A part of the old and a part of the new may be in it, and the store would serve it for the old one.
+    """
+    digests = {name: input_digest(path, hashes) for name, path in sorted(inputs.items())}
+    after = ingredients_of(before.stage, digests, params, output)
+    if after != before:
+        changed = [name for name in digests if digests[name] != before.inputs[name]]
+        changed += sorted(
+            path
+            for path in before.code.keys() | after.code.keys()
+            if before.code.get(path) != after.code.get(path)
+        )
+        raise UserError(f"{', '.join(changed) or 'a tool'} changed while the stage ran: run again")
 
 
 def _say_waiting() -> None:
