@@ -342,7 +342,7 @@ def test_an_oracle_without_numbers_judges_no_bundle(head, evidence, tmp_path):
 
 
 def choices(logits, found, gated):
-    dialogue = Dialogue("d", [2], [1] * 12, gated, stops=False, numbers=True, text="")
+    dialogue = Dialogue("d", [], [2], [1] * 12, gated, stops=False, numbers=True, text="")
     verdict = Verdict("numbers", "head")
     numbers.compare_choice(verdict, dialogue, np.array(found), logits, 0.5)
     return failed(verdict)
@@ -592,10 +592,15 @@ def test_a_gate_without_a_dialogue_of_its_kind_says_so(oracle, tmp_path):
     assert found == {"dialogues": "no dialogue reaches 256 positions"}
 
 
-def test_another_token_is_found_in_the_packaged_set(folder, oracle, tmp_path):
+def test_another_token_is_found_in_the_packaged_set(folder, oracle, tiny_checkpoint, tmp_path):
     tree = copy(oracle, tmp_path)
     edit_json(tree / "oracle.json", lambda o: o["dialogues"]["france"]["output_ids"].__setitem__(-1, 5))
-    found = judge("gate_tokens", {"folder": folder, "oracle": tree}, tmp_path / "out", gate="tokens")
+    found = judge(
+        "gate_tokens",
+        {"folder": folder, "oracle": tree, "checkpoint": tiny_checkpoint},
+        tmp_path / "out",
+        gate="tokens",
+    )
     assert (
         found["france: tokens"].startswith("7/8, first at position")
         and "106 for 5" in found["france: tokens"]
