@@ -192,7 +192,7 @@ def test_small_weights_lose_no_more_than_float16_must(std, lowest_db):
 FLOATS = st.floats(-60000, 60000, width=32)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     weights=hnp.arrays(np.float32, st.tuples(st.sampled_from([4, 8]), st.integers(1, 12)), elements=FLOATS),
     bits=st.integers(1, 5),

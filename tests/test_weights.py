@@ -19,11 +19,13 @@ from workflow_scripts.checkpoint.safetensors import read_header
 from workflow_scripts.errors import UserError
 from workflow_scripts.quantize import encode
 from workflow_scripts.quantize.recipes import RECIPES, get_recipe
-from workflow_scripts.quantize.weights import Dense, Palette, Weights
+from workflow_scripts.quantize.weights import Dense, Linear, Palette, Weights
 from workflow_scripts.quantize.writer import write_weights
 
 ROOT = Path(__file__).parents[1]
 FILES = ["core.safetensors", "head.safetensors", "report.json", "weights.json"]
+# The remaining one takes only checkpoints from quantization-aware training.
+ANY_CHECKPOINTS = {name: recipe for name, recipe in RECIPES.items() if name != "int4-qat-b32"}
 GATE = "layers.1.mlp.gate_proj.weight"
 
 
@@ -36,9 +38,9 @@ def checkpoint(tmp_path_factory):
 def trees(tmp_path_factory, checkpoint):
     """The weights in every recipe, by its name."""
     root = tmp_path_factory.mktemp("weights")
-    for recipe in RECIPES.values():
+    for recipe in ANY_CHECKPOINTS.values():
         write_weights(checkpoint, recipe, new_folder(root / recipe.name))
-    return {name: root / name for name in RECIPES}
+    return {name: root / name for name in ANY_CHECKPOINTS}
 
 
 def new_folder(path):
@@ -71,7 +73,7 @@ def digests(tree):
     return {name: hashlib.sha256((tree / name).read_bytes()).hexdigest() for name in FILES}
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ANY_CHECKPOINTS)
 def test_files_and_identity(trees, checkpoint, name):
     assert sorted(path.name for path in trees[name].iterdir()) == FILES
     weights = Weights.open(trees[name])
@@ -82,7 +84,7 @@ def test_files_and_identity(trees, checkpoint, name):
     )
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ANY_CHECKPOINTS)
 def test_core_has_every_layer_tensor_and_head_only_the_embedding(trees, checkpoint, name):
     index = json.loads((trees[name] / "weights.json").read_text())["tensors"]
     tables = {
@@ -124,14 +126,14 @@ def test_palettes(trees, checkpoint):
 
 
 def test_dequantize_gives_any_rows(trees):
-    for recipe in ("fp16", "int8-kmeans-g32"):
+    for recipe in ("fp16", "int8-kmeans-g32", "int4-kmeans-g32", "int4-linear-b32"):
         stored = Weights.open(trees[recipe]).linear("embed_tokens.weight")
         whole = stored.dequantize()
         for rows in (slice(5, 7), slice(30, 70), slice(64, 64), slice(100, None)):
             np.testing.assert_array_equal(stored.dequantize(rows), whole[rows])
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ANY_CHECKPOINTS)
 def test_vectors_stay_float32(trees, checkpoint, name):
     weights = Weights.open(trees[name])
     for tensor in ("norm.weight", "layers.0.layer_scalar", "layers.9.self_attn.q_norm.weight"):
@@ -140,7 +142,7 @@ def test_vectors_stay_float32(trees, checkpoint, name):
         np.testing.assert_array_equal(vector, checkpoint.float32(tensor))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ANY_CHECKPOINTS)
 def test_report_is_true(trees, checkpoint, name):
     report = json.loads((trees[name] / "report.json").read_text())
     weights = Weights.open(trees[name])
@@ -153,14 +155,64 @@ def test_report_is_true(trees, checkpoint, name):
         assert figures["snr_db"] == (round(10 * math.log10(np.sum(original**2) / own), 2) if own else None)
         assert figures["parameters"] == original.size
         assert figures["bits_per_weight"] == round(8 * figures["bytes"] / original.size, 4)
+        assert figures["bytes"] == shipped(weights.linear(tensor))
     total = report["total"]
     assert total["snr_db"] == (round(10 * math.log10(signal / error), 2) if error else None)
     assert total["parameters"] == sum(math.prod(checkpoint.shape(tensor)) for tensor in matrices(checkpoint))
-    vectors = sum(
-        checkpoint.float32(tensor).nbytes for tensor in weights.index if len(checkpoint.shape(tensor)) == 1
-    )
-    data = sum(info.size for file in FILES[:2] for info in read_header(trees[name] / file).values())
-    assert total["bytes"] == data - vectors
+    for kind, members in by_kind(checkpoint).items():
+        figures = report["kinds"][kind]
+        assert figures["bytes"] == sum(shipped(weights.linear(tensor)) for tensor in members)
+        assert figures["parameters"] == sum(math.prod(checkpoint.shape(tensor)) for tensor in members)
+        assert figures["bits_per_weight"] == round(8 * figures["bytes"] / figures["parameters"], 4)
+    assert total["bytes"] == sum(report["kinds"][kind]["bytes"] for kind in ("mlp", "head", "other"))
+
+
+def shipped(stored):
+    """Bytes of a matrix in a bundle: codes in their own width."""
+    if isinstance(stored, Dense):
+        return stored.array.nbytes
+    if isinstance(stored, Linear):
+        return stored.codes.size * stored.bits // 8 + stored.steps.nbytes
+    return stored.indices.size * stored.bits // 8 + stored.codebook.nbytes
+
+
+def by_kind(checkpoint):
+    names = set(matrices(checkpoint))
+    mlp = {name for name in names if name.split(".")[-2] in ("gate_proj", "up_proj", "down_proj")}
+    head = {"embed_tokens.weight"}
+    return {"mlp": mlp, "head": head, "other": names - mlp - head}
+
+
+def test_the_mixed_recipe_has_4_bits_in_the_mlp_and_the_head_and_float16_elsewhere(trees, checkpoint):
+    weights = Weights.open(trees["int4-kmeans-g32"])
+    report = json.loads((trees["int4-kmeans-g32"] / "report.json").read_text())
+    float16, kinds = Weights.open(trees["fp16"]), by_kind(checkpoint)
+    assert len(kinds["mlp"]) == 3 * checkpoint.config.num_hidden_layers
+    for name in kinds["mlp"] | kinds["head"]:
+        stored = weights.linear(name)
+        assert isinstance(stored, Palette) and (stored.bits, stored.group_size) == (4, 32)
+        assert stored.indices.max() < 16 and stored.codebook.shape[1] == 16
+        assert report["tensors"][name]["encoding"] == {"kind": "palette", "bits": 4, "group_size": 32}
+    for name in kinds["other"]:
+        stored = weights.linear(name)
+        assert isinstance(stored, Dense)
+        np.testing.assert_array_equal(stored.array, float16.linear(name).array)
+        assert report["tensors"][name]["encoding"] == {"kind": "dense", "dtype": "F16"}
+        assert report["tensors"][name]["bits_per_weight"] == 16
+    # Per 32 rows of 96 weights at 4 bits, a codebook of 16 x 16 bits.
+    assert report["tensors"]["embed_tokens.weight"]["bits_per_weight"] == round(4 + 256 / (32 * 96), 4)
+
+
+def test_every_kind_of_matrix_has_the_floor_of_its_own_encoding(checkpoint, tmp_path):
+    """20 dB are plenty for a 4-bit matrix and far too little for one in float16."""
+    values = np.random.default_rng(0).normal(0, 1e-7, (64, 96)).astype(ml_dtypes.bfloat16)
+    other = with_tensor(checkpoint, tmp_path, GATE, values)
+    write_weights(other, RECIPES["int4-kmeans-g32"], new_folder(tmp_path / "mlp"))
+    name = "layers.1.self_attn.o_proj.weight"
+    values = np.random.default_rng(0).normal(0, 1e-7, checkpoint.shape(name)).astype(ml_dtypes.bfloat16)
+    other = with_tensor(checkpoint, tmp_path, name, values)
+    with pytest.raises(UserError, match=rf"{name} keeps .* only 1\d\.\d+ dB .* must keep 44\.0"):
+        write_weights(other, RECIPES["int4-kmeans-g32"], new_folder(tmp_path / "other"))
 
 
 def test_bytes_do_not_depend_on_block_size(trees, checkpoint, tmp_path, monkeypatch):
@@ -224,6 +276,9 @@ def test_unknown_recipe_names_the_nearest():
         ("fp16", np.random.default_rng(0).normal(0, 1e-7, (64, 96)), r"1\d\.\d+ dB.*recipe fp32"),
         ("int8-kmeans-g32", np.random.default_rng(0).normal(0, 1e-7, (64, 96)), r"1\d\.\d+ dB.*recipe fp32"),
         ("int8-kmeans-g32", np.full((64, 96), 1e-12), r"only 0\.0 dB.*recipe fp32"),
+        ("int4-linear-b32", np.full((64, 96), 1e-12), r"only 0\.0 dB.*recipe fp32"),
+        ("int8-linear-b32", np.full((64, 96), np.nan), "row 0, block 0, .*not a number"),
+        ("int8-linear-b32", np.full((64, 80), 0.5), r"columns are a multiple of 32"),
     ],
 )
 def test_what_a_recipe_cannot_hold_is_refused_by_name(checkpoint, tmp_path, recipe, values, message):
@@ -236,7 +291,7 @@ def test_small_weights_are_kept_where_the_recipe_can(checkpoint, tmp_path):
     values = np.random.default_rng(0).normal(0, 1e-5, (64, 96)).astype(ml_dtypes.bfloat16)
     other = with_tensor(checkpoint, tmp_path, GATE, values)
     original = values.astype(np.float64)
-    for name in RECIPES:
+    for name in ANY_CHECKPOINTS:
         write_weights(other, RECIPES[name], new_folder(tmp_path / name))
         stored = Weights.open(tmp_path / name).linear(GATE).dequantize()
         lost = 1e-2 if name.startswith("int4") else 1e-4  # 16 levels keep 20 dB of any normal weights

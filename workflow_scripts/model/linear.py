@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from workflow_scripts.quantize.weights import Dense, Palette, Weights
+from workflow_scripts.quantize.weights import Dense, Linear, Palette, Weights
 
 LinearFactory = Callable[[str], nn.Module]
 """Maps a canonical tensor name such as `layers.3.mlp.up_proj.weight` to its layer."""
@@ -45,6 +45,30 @@ class PaletteLinear(nn.Module):
         return nn.functional.linear(x, torch.ops.coreai.lut_to_dense(self.indices, self.lut, 0))
 
 
+class BlockLinear(nn.Module):
+    """y = x W^T with W [N, K] stored as signed codes and a step per block of a row.
+
+    The width of the stored codes is always told: where it is not, the converter takes the fewest bits that hold the
+    codes at hand (measured on coreai-torch 0.4.3: 2 bits for codes in -2..1).
+    """
+
+    def __init__(self, linear: Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        # The ops are registered by this import alone, not by `import coreai_torch`.
+        import coreai_torch._compression.custom_layers  # noqa: F401
+
+        self.code_dtype = {4: torch.int4, 8: torch.int8}[linear.bits]
+        self.register_buffer("codes", torch.from_numpy(linear.codes))
+        self.register_buffer("steps", torch.from_numpy(linear.steps).to(dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] -> [..., N]."""
+        weight = torch.ops.coreai.constexpr_blockwise_shift_scale(
+            self.codes, self.steps, None, None, self.code_dtype, None
+        )
+        return nn.functional.linear(x, weight)
+
+
 def eager_linears(weights: Weights) -> LinearFactory:
     """Layers with the artifact's values expanded to float32: what every precision is compared with."""
 
@@ -57,7 +81,7 @@ def eager_linears(weights: Weights) -> LinearFactory:
 def exported_linears(weights: Weights, dtype: torch.dtype) -> LinearFactory:
     """Layers that carry the artifact's stored codes into a bundle; `dtype` is the compute type of the graph.
 
-    Codebooks and dense values keep the artifact's float16 rounding also in a float32 graph, so that a
+    Codebooks, steps and dense values keep the artifact's float16 rounding also in a float32 graph, so that a
     float32 twin holds exactly the numbers of the shipped bundle.
     """
 
@@ -65,6 +89,8 @@ def exported_linears(weights: Weights, dtype: torch.dtype) -> LinearFactory:
         stored = weights.linear(name)
         if isinstance(stored, Dense):
             return DenseLinear(torch.from_numpy(stored.array).to(dtype))
+        if isinstance(stored, Linear):
+            return BlockLinear(stored, dtype)
         return PaletteLinear(stored, dtype)
 
     return build

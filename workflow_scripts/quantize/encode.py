@@ -1,25 +1,37 @@
 """Encodings: what a matrix becomes in storage, and how its rows are streamed there from the checkpoint."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from workflow_scripts.checkpoint.reader import Checkpoint
-from workflow_scripts.checkpoint.safetensors import SafetensorsWriter
+from workflow_scripts.checkpoint.safetensors import DTYPES, SafetensorsWriter
 from workflow_scripts.errors import UserError
+from workflow_scripts.quantize.linear import LinearBlock, check_blocks, quantize_linear
 from workflow_scripts.quantize.palette import check_groups, palettize
-from workflow_scripts.quantize.quality import Quality
-from workflow_scripts.quantize.recipes import DenseEncoding, PaletteEncoding
+from workflow_scripts.quantize.qat_grid import recover_grid
+from workflow_scripts.quantize.quality import GridFit, Quality
+from workflow_scripts.quantize.recipes import DenseEncoding, Encoding, LinearEncoding, PaletteEncoding
+from workflow_scripts.quantize.weights import stored_parts
 
 _BLOCK_WEIGHTS = 1 << 22  # weights in work at once: some 50 MB of temporaries
 _STORED = {"float16": "F16", "float32": "F32"}
 
 
-def describe(name: str, shape: tuple[int, ...], encoding: DenseEncoding | PaletteEncoding) -> dict[str, Any]:
+def describe(name: str, shape: tuple[int, ...], encoding: Encoding) -> dict[str, Any]:
     """A matrix's entry in the index (without `file`). Raises UserError where its shape does not suit the encoding."""
     if isinstance(encoding, DenseEncoding):
         return {"kind": "dense", "shape": list(shape), "dtype": _STORED[encoding.dtype]}
+    if isinstance(encoding, LinearEncoding):
+        check_blocks(shape, encoding.block_size, name)
+        return {
+            "kind": "linear",
+            "shape": list(shape),
+            "bits": encoding.bits,
+            "block_size": encoding.block_size,
+        }
     check_groups(shape, encoding.group_size, name)
     return {
         "kind": "palette",
@@ -29,12 +41,21 @@ def describe(name: str, shape: tuple[int, ...], encoding: DenseEncoding | Palett
     }
 
 
-def encode(
-    checkpoint: Checkpoint, name: str, encoding: DenseEncoding | PaletteEncoding, writer: SafetensorsWriter
-) -> Quality:
+def shipped_bytes(entry: dict[str, Any]) -> int:
+    """Bytes of a matrix of the index as a bundle ships it: there a code takes no more than its bits."""
+    parts = stored_parts("", entry).values()
+    size = sum(math.prod(shape) * DTYPES[dtype].itemsize for dtype, shape in parts)
+    if "bits" in entry:
+        size -= math.prod(entry["shape"]) * (8 - entry["bits"]) // 8
+    return size
+
+
+def encode(checkpoint: Checkpoint, name: str, encoding: Encoding, writer: SafetensorsWriter) -> Quality:
     """Write a matrix in row blocks; returns how much of it was kept. Raises UserError for weights it cannot hold."""
     if isinstance(encoding, DenseEncoding):
         return _encode_dense(checkpoint, name, np.dtype(encoding.dtype), writer)
+    if isinstance(encoding, LinearEncoding):
+        return _encode_linear(checkpoint, name, encoding, writer)
     return _encode_palette(checkpoint, name, encoding, writer)
 
 
@@ -67,6 +88,26 @@ def _encode_palette(
         writer.append(f"{name}.indices", block.indices)
     writer.write(f"{name}.codebook", np.concatenate(codebooks))
     return quality
+
+
+def _encode_linear(
+    checkpoint: Checkpoint, name: str, encoding: LinearEncoding, writer: SafetensorsWriter
+) -> Quality:
+    quality, steps = Quality(fit=GridFit()), []
+    for rows in _row_blocks(checkpoint.shape(name), 1):
+        block = _linear_block(checkpoint.float32(name, rows), encoding, name, rows.start)
+        quality.add(block.quality.signal, block.quality.error)
+        quality.fit += block.quality.fit
+        steps.append(block.steps)
+        writer.append(f"{name}.codes", block.codes)
+    writer.write(f"{name}.steps", np.concatenate(steps))
+    return quality
+
+
+def _linear_block(rows: np.ndarray, encoding: LinearEncoding, name: str, first_row: int) -> LinearBlock:
+    if encoding.scheme == "qat":
+        return recover_grid(rows, encoding.block_size, name, first_row)
+    return quantize_linear(rows, encoding.bits, encoding.scheme, encoding.block_size, name, first_row)
 
 
 def _row_blocks(shape: tuple[int, ...], multiple: int) -> Iterator[slice]:

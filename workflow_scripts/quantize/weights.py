@@ -56,6 +56,29 @@ class Palette:
 
 
 @dataclass(frozen=True)
+class Linear:
+    """A linearly quantized matrix: weight [n, k] is `codes[n, k] * steps[n, k // block_size]`.
+
+    `codes` int8 [N, K], signed numbers of `bits` bits; `steps` float16 [N, K / block_size].
+    """
+
+    codes: np.ndarray
+    steps: np.ndarray
+    block_size: int
+    bits: int
+
+    def dequantize(self, rows: slice = slice(None)) -> np.ndarray:
+        """Rows as a new float32 array: exact, a product has at most 8 + 11 bits."""
+        codes, steps = self.codes[rows], self.steps[rows]
+        blocks = codes.astype(np.float32).reshape(*steps.shape, self.block_size)
+        blocks *= steps.astype(np.float32)[:, :, None]
+        return blocks.reshape(codes.shape)
+
+
+Matrix = Dense | Palette | Linear
+
+
+@dataclass(frozen=True)
 class Weights:
     """The weights of one model in one recipe. `checkpoint_digest` is the identity of what they were made from."""
 
@@ -92,11 +115,18 @@ class Weights:
                     )
         return weights
 
-    def linear(self, name: str) -> Dense | Palette:
+    def linear(self, name: str) -> Matrix:
         """A layer matrix, or `embed_tokens.weight` for the head. Raises UserError where there is no such matrix."""
-        entry = self._entry(name, ("dense", "palette"))
+        entry = self._entry(name, ("dense", "palette", "linear"))
         if entry["kind"] == "dense":
             return Dense(map_tensor(self.stored[name]))
+        if entry["kind"] == "linear":
+            return Linear(
+                map_tensor(self.stored[f"{name}.codes"]),
+                map_tensor(self.stored[f"{name}.steps"]),
+                block_size=entry["block_size"],
+                bits=entry["bits"],
+            )
         return Palette(
             map_tensor(self.stored[f"{name}.indices"]),
             map_tensor(self.stored[f"{name}.codebook"]),
@@ -119,6 +149,11 @@ class Weights:
 def stored_parts(name: str, entry: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Stored tensors (safetensors dtype, shape) of an entry of the index, in their order in the file."""
     shape = tuple(entry["shape"])
+    if entry["kind"] == "linear":
+        return {
+            f"{name}.codes": ("I8", shape),
+            f"{name}.steps": ("F16", (shape[0], shape[1] // entry["block_size"])),
+        }
     if entry["kind"] != "palette":
         return {name: (entry["dtype"], shape)}
     return {

@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 
 from workflow_scripts.checkpoint.reader import Checkpoint
-from workflow_scripts.checkpoint.safetensors import DTYPES, SafetensorsWriter
+from workflow_scripts.checkpoint.safetensors import SafetensorsWriter
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import write_json
 from workflow_scripts.progress import track
-from workflow_scripts.quantize.encode import describe, encode
-from workflow_scripts.quantize.quality import Quality
+from workflow_scripts.quantize.encode import describe, encode, shipped_bytes
+from workflow_scripts.quantize.kinds import HEAD, KINDS, matrix_kind
+from workflow_scripts.quantize.quality import GridFit, Quality
 from workflow_scripts.quantize.recipes import Recipe
 from workflow_scripts.quantize.weights import FORMAT, INDEX, stored_parts
-
-HEAD = "embed_tokens.weight"  # tied: the head is the token embedding
 
 Index = dict[str, dict[str, Any]]
 
@@ -66,7 +65,7 @@ def _entry(name: str, shape: tuple[int, ...], recipe: Recipe) -> dict[str, Any]:
     """Norm weights and layer scalars are vectors, kept in float32; all else goes by the recipe."""
     if len(shape) == 1:
         return {"kind": "vector", "shape": list(shape), "dtype": "F32"}
-    return describe(name, shape, recipe.encoding)
+    return describe(name, shape, recipe.encoding(name))
 
 
 def _vector(checkpoint: Checkpoint, name: str) -> np.ndarray:
@@ -77,29 +76,46 @@ def _vector(checkpoint: Checkpoint, name: str) -> np.ndarray:
 
 
 def _matrix(checkpoint: Checkpoint, name: str, recipe: Recipe, writer: SafetensorsWriter) -> Quality:
-    quality = encode(checkpoint, name, recipe.encoding, writer)
-    if quality.snr_db is not None and quality.snr_db < recipe.snr_floor_db:
+    encoding = recipe.encoding(name)
+    quality = encode(checkpoint, name, encoding, writer)
+    if quality.snr_db is not None and quality.snr_db < encoding.snr_floor_db:
         raise UserError(
-            f"{name} keeps a signal-to-noise ratio of only {quality.snr_db} dB in recipe {recipe.name}, which "
-            f"must keep {recipe.snr_floor_db}: its weights are too small or too unusual for it; use recipe fp32"
+            f"{name} keeps a signal-to-noise ratio of only {quality.snr_db} dB in recipe {recipe.name}, which must "
+            f"keep {encoding.snr_floor_db} there: its weights are too small or too unusual for it; use recipe fp32"
         )
     return quality
 
 
 def _report(recipe: Recipe, index: Index, qualities: dict[str, Quality]) -> dict[str, Any]:
-    """Per matrix and in total: parameters, bytes, stored bits per weight, and SNR in dB (null: stored exactly)."""
-    total, parameters, size = Quality(), 0, 0
-    tensors = {}
-    for name, quality in qualities.items():
-        own_parameters, own_size = math.prod(index[name]["shape"]), _stored_bytes(name, index[name])
-        tensors[name] = _figures(own_parameters, own_size, quality)
-        total.add(quality.signal, quality.error)
-        parameters, size = parameters + own_parameters, size + own_size
-    return {"recipe": recipe.name, "tensors": tensors, "total": _figures(parameters, size, total)}
-
-
-def _figures(parameters: int, size: int, quality: Quality) -> dict[str, Any]:
+    """Figures of every matrix with its encoding, of each kind of matrix, and in total."""
+    names = list(qualities)
+    kinds = {kind: [name for name in names if matrix_kind(name) == kind] for kind in KINDS}
     return {
+        "recipe": recipe.name,
+        "tensors": {
+            name: {"encoding": _encoding(index[name])} | _figures([name], index, qualities) for name in names
+        },
+        "kinds": {kind: _figures(members, index, qualities) for kind, members in kinds.items()},
+        "total": _figures(names, index, qualities),
+    }
+
+
+def _encoding(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key not in ("file", "shape")}
+
+
+def _figures(names: list[str], index: Index, qualities: dict[str, Quality]) -> dict[str, Any]:
+    """Of some matrices together: parameters, bytes and bits per weight as shipped, SNR in dB (null: stored exactly).
+
+    Where all lie on grids, also the share of weights that are kept to the bit, and the largest deviation in steps.
+    """
+    parameters = sum(math.prod(index[name]["shape"]) for name in names)
+    size = sum(shipped_bytes(index[name]) for name in names)
+    quality = Quality()
+    for name in names:
+        quality.add(qualities[name].signal, qualities[name].error)
+    fits = [qualities[name].fit for name in names]
+    return _fit_figures(fits) | {
         "parameters": parameters,
         "bytes": size,
         "bits_per_weight": round(8 * size / parameters, 4),
@@ -107,6 +123,8 @@ def _figures(parameters: int, size: int, quality: Quality) -> dict[str, Any]:
     }
 
 
-def _stored_bytes(name: str, entry: dict[str, Any]) -> int:
-    parts = stored_parts(name, entry).values()
-    return sum(math.prod(shape) * DTYPES[dtype].itemsize for dtype, shape in parts)
+def _fit_figures(fits: list[GridFit | None]) -> dict[str, Any]:
+    if None in fits:
+        return {}
+    fit = sum(fits, GridFit())
+    return {"exact_share": round(fit.exact / fit.weights, 6), "largest_deviation": round(fit.deviation, 6)}
