@@ -9,19 +9,22 @@ import gate_inputs as given
 import numpy as np
 import pytest
 import release_inputs
-from gate_inputs import CONTEXT, INT8, judge
+from gate_inputs import CONTEXT, INT4, INT8, judge
 
 from workflow_scripts import manifest
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.checkpoint.safetensors import read_header
 from workflow_scripts.closure import ROOT
+from workflow_scripts.coreai import bytecode
 from workflow_scripts.coreai.bytecode import read_constants
 from workflow_scripts.errors import GateFailed, UserError
 from workflow_scripts.files import write_json
 from workflow_scripts.gates import numbers, quantization, stored_weights, structure
 from workflow_scripts.gates.oracle import Dialogue, Oracle
 from workflow_scripts.gates.verdict import Verdict
+from workflow_scripts.kernels.packing import pack
 from workflow_scripts.manifest import manifest_path
+from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import signature
 from workflow_scripts.quantize.weights import Dense, Weights
 
@@ -108,6 +111,14 @@ def scribble(path):
     path.write_bytes(b"[1, 2")
 
 
+def erase_operations(path):
+    """The container stays whole, so that nothing is noticed before the runtime reads what is in it."""
+    data = bytearray(path.read_bytes())
+    operations = bytecode._sections(data)[4]
+    data[operations.start : operations.stop] = bytes(len(operations))
+    path.write_bytes(data)
+
+
 @pytest.mark.parametrize(
     ("file", "damage"),
     [
@@ -135,7 +146,7 @@ def test_a_bundle_that_kills_its_process_replaces_an_old_verdict(
     good = run_stage("gate_numbers", "twice", inputs | {"bundle": manifest_path(head)}, **HEAD)
     assert json.loads((good / "verdict.json").read_text())["verdict"] == "pass"
     bundle = copy(head, tmp_path)
-    halve(bundle / "main.mlirb")
+    erase_operations(bundle / "main.mlirb")
     manifest.write_manifest(bundle, manifest.read_manifest(manifest_path(head)).ingredients)
     with pytest.raises(
         GateFailed, match=f"{READS}: expected no error, found the process that ran the bundle"
@@ -164,7 +175,7 @@ def test_a_folder_without_a_plan_fails_the_gates_over_folders(oracle, tmp_path):
 
 def claim_of(weights):
     said = {"form": "head_argmax", "compute": "fp16", "recipe": INT8, "checkpoint": weights.checkpoint_digest}
-    constants = stored_weights.head_constants(weights, "fp16")
+    constants = stored_weights.bundle_constants("head_argmax", weights, "fp16")
     return structure.Claim(signature("head_argmax", weights.config, CONTEXT, "fp16"), said, constants)
 
 
@@ -249,7 +260,20 @@ def test_only_the_rotary_frequencies_of_wide_heads_may_stand_beside_the_weights(
     ],
 )
 def test_small_and_repeated_constants_stand_in_the_text(array, in_text):
-    assert stored_weights.Cast(array).in_text() == in_text
+    assert stored_weights.in_text(stored_weights.Cast(array)) == in_text
+
+
+@pytest.mark.parametrize(
+    ("columns", "as_words", "as_bytes"), [(8, True, True), (32, True, False), (64, False, False)]
+)
+def test_packed_indices_are_small_by_the_number_of_their_elements(columns, as_words, as_bytes):
+    """A kernel's words hold eight codes, an element of the plain form's bytes two; both have the same content."""
+    indices = np.random.default_rng(0).integers(0, 16, (32, columns), np.uint8)
+    words, elements = (stored_weights.Packed(indices, 4, np.dtype(dtype)) for dtype in ("<i4", "u1"))
+    assert (stored_weights.in_text(words), stored_weights.in_text(elements)) == (as_words, as_bytes)
+    assert words.nbytes == elements.nbytes == 16 * columns
+    expected = structure.content_name(pack(indices, 4).tobytes())
+    assert stored_weights.content_name(words) == stored_weights.content_name(elements) == expected
 
 
 def test_large_constants_are_named_block_by_block():
@@ -258,7 +282,8 @@ def test_large_constants_are_named_block_by_block():
     expected = structure.content_name(values.astype(np.float32).tobytes())
     tracemalloc.start()
     try:
-        assert (cast.in_text(), cast.content_name(), cast.nbytes) == (False, expected, 24_000_000)
+        assert (stored_weights.in_text(cast), cast.nbytes) == (False, 24_000_000)
+        assert stored_weights.content_name(cast) == expected
         assert tracemalloc.get_traced_memory()[1] < 10e6
     finally:
         tracemalloc.stop()
@@ -282,7 +307,7 @@ def start_of_core(run_stage, tiny_checkpoint, tiny_weights, oracle, tmp_path_fac
 
 def core_failures(core, evidence):
     verdict = Verdict("numbers", core.name)
-    numbers.gate_core(verdict, core, evidence, "fp32", CONTEXT)
+    numbers.gate_core(verdict, core, evidence, "hostcache_core", "fp32", CONTEXT)
     assert len(verdict.checks) == 2
     return failed(verdict)
 
@@ -379,14 +404,100 @@ def test_a_head_is_projected_block_by_block():
     assert norm == pytest.approx(np.sqrt((whole**2).sum(1)).max())
 
 
+# --- bundles with kernels ------------------------------------------------------------------------------------------
+
+
+KERNEL_CHECKS = {
+    "core": "babble: logits against the recipe's reference",
+    "head": "babble: largest scores of the tiles",
+}
+
+
+@pytest.mark.parametrize("part", ["core", "head"])
+def test_a_bundle_made_from_other_weights_is_found(run_stage, tmp_path, part):
+    """One of the 8-bit weights is judged as if it were made from the 4-bit ones."""
+    inputs = given.kernel_evidence(run_stage, 4) | {"bundle": given.kernel_bundle(run_stage, part, 8)}
+    params = given.kernel_params(part, 8)
+    found = judge("gate_structure", inputs, tmp_path / "structure", **params)
+    assert {"says its recipe", "constants beside the weights"} < found.keys()
+    assert any("missing, first " in text for text in found.values())
+    found = judge("gate_numbers", inputs, tmp_path / "numbers", **params)
+    assert "at position " in found[KERNEL_CHECKS[part]]
+
+
+def swap_entries(stored):
+    """Two rows of a codebook change places, as a shift by one group would do."""
+    damaged = stored.codebook.copy()
+    damaged[[0, 1]] = damaged[[1, 0]]
+    return stored.codebook, damaged
+
+
+def one_code_off(stored):
+    """One index is off by one: of the lowest level, where levels are far apart."""
+    damaged = stored.indices.copy()
+    damaged[np.unravel_index(damaged.argmin(), damaged.shape)] += 1
+    return pack(stored.indices, 8), pack(damaged, 8)
+
+
+@pytest.mark.parametrize("damage", [swap_entries, one_code_off])
+@pytest.mark.parametrize(("part", "name"), [("core", "layers.1.mlp.down_proj.weight"), ("head", HEAD_WEIGHT)])
+def test_a_kernel_that_reads_something_else_is_found(run_stage, tmp_path, damage, part, name):
+    """The bundle's own constants are damaged, so that its kernel, or what stands for it, computes with them."""
+    evidence = given.kernel_evidence(run_stage, 8)
+    bundle = copy(given.kernel_bundle(run_stage, part, 8), tmp_path)
+    sound, damaged = damage(Weights.open(evidence["weights"]).linear(name))
+    program = bundle / "main.mlirb"
+    assert program.read_bytes().count(sound.tobytes()) == 1
+    program.write_bytes(program.read_bytes().replace(sound.tobytes(), damaged.tobytes()))
+    inputs = {**evidence, "bundle": bundle}
+    found = judge("gate_numbers", inputs, tmp_path / "out", **given.kernel_params(part, 8))
+    assert KERNEL_CHECKS[part] in found
+
+
+def partials(values, indices, scores, bound=0.25):
+    verdict = Verdict("numbers", "head")
+    numbers.compare_partials(verdict, "d", np.array(values), np.array(indices), scores, bound)
+    return failed(verdict)
+
+
+LARGEST, IDS = "d: largest scores of the tiles", "d: ids of the tiles"
+
+
+@pytest.mark.parametrize(
+    ("values", "indices", "expected"),
+    [
+        ([[3, 1]], [[2, 15]], {}),
+        ([[3, 1]], [[2, 14]], {}),  # as large within what sums can differ by
+        ([[3, 1]], [[3, 15]], {IDS: "id 3 for 2 in tile 0 at position 0"}),
+        ([[3, 1]], [[2, 7]], {IDS: "id 7 for 15 in tile 1 at position 0"}),
+        ([[3, 1]], [[2, -1]], {IDS: "id -1 for 15 in tile 1 at position 0"}),
+        ([[1, 3]], [[15, 2]], {LARGEST: "2 at position 0, id 0", IDS: "id 15 for 2 in tile 0"}),
+        ([[3, np.nan]], [[2, 15]], {LARGEST: "nan at position 0, id 1"}),
+        ([[3]], [[2]], {LARGEST: "shape (1, 1)", IDS: "shape (1, 1)"}),
+    ],
+)
+def test_partial_maxima_are_judged_tile_by_tile(values, indices, expected):
+    scores = np.zeros((1, 16), np.float32)
+    scores[0, [2, 14, 15]] = 3, 0.9, 1
+    found = partials(values, indices, scores)
+    assert found.keys() == expected.keys()
+    assert all(text in found[name] for name, text in expected.items())
+
+
+def test_equal_scores_in_every_tile_are_no_evidence():
+    found = partials([[0, 0]], [[0, 8]], np.zeros((1, 16), np.float32))
+    assert found == {"d: tiles with a clear choice, at every position": "0"}
+
+
 # --- quantization ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def judge_weights(evidence, tmp_path):
-    """Runs the gate on a copy of the int8 weights that was damaged by a function of the folder."""
+def judge_weights(run_stage, tiny_checkpoint, tmp_path):
+    """Runs the gate on a copy of a recipe's weights that was damaged by a function of the folder."""
 
-    def run(damage, recipe=INT8, min_margin=0.1, **inputs):
+    def run(damage, recipe=INT8, min_margin=0.1, of=INT8, **inputs):
+        evidence = given.recipe_evidence(run_stage, tiny_checkpoint, of)
         weights = copy(evidence["weights"], tmp_path)
         damage(weights)
         return judge(
@@ -401,7 +512,8 @@ def judge_weights(evidence, tmp_path):
 
 
 MATRIX = "layers.1.mlp.down_proj.weight"
-REPORT, SNR = "quality report against the stored weights", "least SNR of a tensor, dB"
+REPORT, SNR = "quality report against the stored weights", "mlp: least SNR of a tensor, dB"
+BITS = "mlp: bits per weight as shipped"
 
 
 def tensor(weights, part):
@@ -459,7 +571,50 @@ def test_weights_that_are_not_the_checkpoints_are_found(judge_weights, damage, c
 
 
 def test_weights_of_another_recipe_are_found(judge_weights):
-    assert judge_weights(nothing, recipe="fp16") == {"recipe": INT8}
+    palettes = "8-bit palettes per 32 rows"
+    found = judge_weights(nothing, recipe="fp16")
+    assert found["recipe"] == INT8
+    assert all(found[f"{kind}: encoding"].startswith(palettes) for kind in ("mlp", "head", "other"))
+
+
+def test_the_mixed_recipe_passes_with_the_bits_that_are_shipped(judge_weights, tmp_path):
+    assert judge_weights(nothing, recipe=INT4, of=INT4) == {}
+    verdict = json.loads((tmp_path / "out" / "verdict.json").read_text())
+    found = {check["name"]: check["found"] for check in verdict["checks"]}
+    assert found["mlp: encoding"] == found["head: encoding"] == "4-bit palettes per 32 rows"
+    assert found["other: encoding"] == "float16" and found["other: bits per weight as shipped"] == "16.0"
+    # By hand, from 16 x 16 bits of codebook per 32 rows of 96 weights, or of 256 and 512 in down projections.
+    assert (found["head: bits per weight as shipped"], found[BITS]) == ("4.0833", "4.0625")
+
+
+def say_bits(weights):
+    edit_json(weights / "report.json", lambda report: report["kinds"]["mlp"].update(bits_per_weight=8.0625))
+
+
+def large_code(weights):
+    tensor(weights, f"{MATRIX}.indices")[5, 7] = 16
+
+
+def pass_as_mixed(weights):
+    edit_json(weights / "weights.json", lambda index: index.update(recipe=INT4))
+
+
+@pytest.mark.parametrize(
+    ("damage", "of", "checks"),
+    [
+        (say_bits, INT4, {BITS: "8.0625"}),
+        (large_code, INT4, {READS: f"{MATRIX} holds a code that 4 bits cannot hold"}),
+        (
+            pass_as_mixed,
+            INT8,
+            {f"{kind}: encoding": "8-bit palettes per 32 rows: " for kind in ("mlp", "head", "other")},
+        ),
+    ],
+)
+def test_what_is_not_the_mixed_recipe_is_found(judge_weights, damage, of, checks):
+    found = judge_weights(damage, recipe=INT4, of=of)
+    assert found.keys() == checks.keys()
+    assert all(text in found[name] for name, text in checks.items())
 
 
 def test_answers_must_be_chosen_by_the_margin(judge_weights):
@@ -576,6 +731,7 @@ def folder(run_stage, tiny_checkpoint, frontends, core, head):
         driver="hostcache",
         bundles={role: tree.name for role, tree in bundles.items()},
         tables=[],
+        tables_in=None,
         tokenizer=True,
         context=CONTEXT,
     )

@@ -1,9 +1,8 @@
-"""The kernels' references against numpy, their twins in the Core AI runtime, and the bundles that embed the kernels.
+"""The kernels' references against numpy, and the bundles that embed the kernels.
 
 The Metal source itself is read back and executed elsewhere; here it is only seen to be in the bundle, as written.
 """
 
-import itertools
 import os
 import subprocess
 import sys
@@ -13,81 +12,38 @@ import pytest
 import torch
 from coreai.authoring.asset import AIModelAsset
 
+from tests.kernel_inputs import (
+    CODES,
+    HEADS,
+    MATVECS,
+    PAIRS,
+    WIDTHS,
+    allowed,
+    packed,
+    palette,
+    tied_head,
+)
 from tests.tiny import Dims, build_tiny
 from workflow_scripts import closure
 from workflow_scripts.checkpoint.text_config import FULL, SLIDING
 from workflow_scripts.coreai import private
 from workflow_scripts.coreai.bytecode import read_constants
-from workflow_scripts.coreai.convert import Function, save_bundle
 from workflow_scripts.coreai.host_cache import HostCache
-from workflow_scripts.coreai.interface import read_interface
+from workflow_scripts.coreai.kernel_twin import build_twin
 from workflow_scripts.coreai.runtime import open_bundle
 from workflow_scripts.errors import UserError
 from workflow_scripts.gates.structure import content_name
-from workflow_scripts.kernels import (
-    head_argmax_int4,
-    head_argmax_int8,
-    palette_matvec_int4,
-    palette_matvec_int8,
-    twin,
-)
-from workflow_scripts.kernels.binding import KernelHead, KernelMatvec, PackedMatrix
+from workflow_scripts.kernels import head_argmax_int8, palette_matvec_int4, palette_matvec_int8
+from workflow_scripts.kernels.binding import KernelHead, KernelMatvec
 from workflow_scripts.kernels.packing import pack
 from workflow_scripts.kernels.partials import chosen_token
 from workflow_scripts.manifest import manifest_path, verify_tree
 from workflow_scripts.model.metal_core import metal_core
 from workflow_scripts.model.names import HEAD_WEIGHT
-from workflow_scripts.model.signature import FunctionSpec, TensorSpec, hostcache_metal, signature
+from workflow_scripts.model.signature import hostcache_metal, signature
 from workflow_scripts.quantize.weights import Palette, Weights
-from workflow_scripts.stages import export_metal_core_int8
-from workflow_scripts.stages.job import Job
 
-MATVECS = {8: palette_matvec_int8, 4: palette_matvec_int4}
-HEADS = {8: head_argmax_int8, 4: head_argmax_int4}
 RECIPES = {8: "int8-kmeans-g32", 4: "int4-kmeans-g32"}
-WIDTHS = [8, 4]
-PAIRS = list(itertools.combinations(range(8), 2))
-
-
-def palette(codes, bits, seed=0):
-    """Codes with an ascending codebook whose rows differ."""
-    numbers = np.random.default_rng(seed)
-    book = np.sort(numbers.normal(0, 0.1, (len(codes) // 32, 1 << bits)).astype(np.float16), 1)
-    return Palette(codes.astype(np.uint8), book, 32, bits)
-
-
-def packed(stored):
-    return PackedMatrix(
-        torch.from_numpy(pack(stored.indices, stored.bits)), torch.from_numpy(stored.codebook)
-    )
-
-
-def random_codes(bits, rows=64, columns=96, seed=0):
-    return np.random.default_rng(seed).integers(0, 1 << bits, (rows, columns))
-
-
-def single(bits, row, column):
-    codes = np.zeros((64, 96), int)
-    codes[row, column] = (1 << bits) - 1
-    return codes
-
-
-CODES = {
-    "random": random_codes,
-    "wide": lambda bits: random_codes(bits, 96, 288, 1),
-    "all zero": lambda bits: np.zeros((64, 96), int),
-    "all max": lambda bits: np.full((64, 96), (1 << bits) - 1),
-    "first": lambda bits: single(bits, 0, 0),
-    "last": lambda bits: single(bits, 63, 95),
-    "between": lambda bits: single(bits, 32, 7),
-}
-
-
-def allowed(stored, x, dtype):
-    """Error of a float32 sum of K products in any order, and one rounding to the compute type."""
-    weight, x = stored.dequantize().astype(np.float64), x.astype(np.float64)
-    summed = x.size * 2.0**-24 * (np.abs(weight) @ np.abs(x))
-    return summed + (2.0**-11 * np.abs(weight @ x) + 2.0**-24 if dtype == "float16" else 0)
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
@@ -102,29 +58,10 @@ def test_the_matvec_reference_equals_numpy(bits, dtype, codes):
     assert (np.abs(found[0, 0].numpy() - expected) <= allowed(stored, x, dtype)).all()
 
 
-def tied_head(bits, pairs=PAIRS):
-    """One tile per pair of rows whose scores are equal and the largest of the tile; the hidden state that sees it.
-
-    A row's score is its first code's entry: the tied rows hold the largest code, the others smaller ones.
-    """
-    rows = -(-len(pairs) * 8 // 32) * 32
-    codes = np.random.default_rng(3).integers(0, (1 << bits) - 1, (rows, 96))
-    for tile, pair in enumerate(pairs):
-        codes[[tile * 8 + place for place in pair], 0] = (1 << bits) - 1
-    hidden = np.zeros(96, np.float32)
-    hidden[0] = 1
-    return palette(codes, bits), hidden
-
-
 @pytest.mark.parametrize("bits", WIDTHS)
-@pytest.mark.parametrize("head", ["kernel", "twin"])
-def test_the_lowest_row_wins_every_tie_of_a_tile(bits, head):
+def test_the_lowest_row_wins_every_tie_of_a_tile(bits):
     stored, hidden = tied_head(bits)
-    heads = {
-        "kernel": lambda: KernelHead(HEADS[bits].KERNEL, packed(stored)),
-        "twin": lambda: twin.PartialArgmaxTwin(stored),
-    }
-    values, indices = heads[head]()(torch.from_numpy(hidden)[None, None])
+    values, indices = KernelHead(HEADS[bits].KERNEL, packed(stored))(torch.from_numpy(hidden)[None, None])
     expected = [tile * 8 + pair[0] for tile, pair in enumerate(PAIRS)]
     assert values.dtype == torch.float32 and indices.dtype == torch.int32
     assert indices[: len(PAIRS)].tolist() == expected
@@ -154,48 +91,6 @@ def test_the_host_takes_the_first_of_equal_tiles():
 
 
 @pytest.fixture(scope="module")
-def twins_in_the_runtime(tmp_path_factory):
-    """Outputs of twins of every width and compute type, run from one bundle, with their palettes and inputs."""
-    functions, cases = [], {}
-    for bits, dtype in itertools.product(WIDTHS, ("float16", "float32")):
-        stored, x = (
-            palette(random_codes(bits, 64, 288), bits),
-            np.random.default_rng(5).normal(0, 1, 288).astype(dtype),
-        )
-        spec = FunctionSpec(
-            {"x": TensorSpec(dtype, (1, 1, 288))}, {"y": TensorSpec(dtype, (1, 1, len(stored.indices)))}
-        )
-        functions.append(Function(f"matvec_{bits}_{dtype}", twin.MatvecTwin(stored), spec))
-        cases[functions[-1].name] = stored, x
-        stored, x = tied_head(bits)
-        tiles = (len(stored.indices) // 8,)
-        outputs = {"values": TensorSpec("float32", tiles), "indices": TensorSpec("int32", tiles)}
-        spec = FunctionSpec({"x": TensorSpec(dtype, (1, 1, 96))}, outputs)
-        functions.append(Function(f"head_{bits}_{dtype}", twin.PartialArgmaxTwin(stored), spec))
-        cases[functions[-1].name] = stored, x.astype(dtype)
-    path = tmp_path_factory.mktemp("twins") / "twins.aimodel"
-    path.mkdir()
-    save_bundle(functions, path, {})
-    with open_bundle(path) as bundle:
-        return {
-            name: (stored, x, bundle.call(name, {"x": x[None, None]})) for name, (stored, x) in cases.items()
-        }
-
-
-@pytest.mark.parametrize("bits", WIDTHS)
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_a_twin_gives_the_reference_in_the_runtime(twins_in_the_runtime, bits, dtype):
-    stored, x, outputs = twins_in_the_runtime[f"matvec_{bits}_{dtype}"]
-    expected = stored.dequantize().astype(np.float64) @ x.astype(np.float64)
-    assert (np.abs(outputs["y"][0, 0] - expected) <= allowed(stored, x, dtype)).all()
-    stored, _, outputs = twins_in_the_runtime[f"head_{bits}_{dtype}"]
-    assert outputs["indices"][: len(PAIRS)].tolist() == [
-        tile * 8 + pair[0] for tile, pair in enumerate(PAIRS)
-    ]
-    assert (outputs["values"][: len(PAIRS)] == stored.codebook[np.arange(len(PAIRS)) // 4, -1]).all()
-
-
-@pytest.fixture(scope="module")
 def weights(tmp_path_factory, run_stage):
     """Recipe -> weights (result folders) of a random model with one layer of each type."""
     dims = Dims(layer_types=(SLIDING, FULL), num_kv_shared_layers=0, use_double_wide_mlp=False)
@@ -215,34 +110,19 @@ def weights(tmp_path_factory, run_stage):
     return {recipe: run_stage("weights", f"kernels_{recipe}", inputs, recipe=recipe) for recipe in recipes}
 
 
-def core_inputs(weights, bits):
-    """The weights a core is made of: 4-bit kernels go with float16 attention, 8-bit ones with 8-bit palettes."""
-    attention = RECIPES[8] if bits == 8 else "fp16"
-    return {
-        "weights": manifest_path(weights[RECIPES[bits]]),
-        "attention_weights": manifest_path(weights[attention]),
-    }
-
-
 @pytest.fixture(scope="module")
 def bundles(weights, run_stage):
-    """`core4`, `head8`, ... -> bundle with the kernel; `core4_twin`, `head4_twin` -> bundle without it."""
+    """`core4`, `head8`, ... -> bundle; `core4` computes in float32, the others in float16."""
 
-    def core(kind, bits, artifact, compute):
-        inputs = core_inputs(weights, bits)
-        return run_stage(
-            f"export_metal_core_{kind}", f"{artifact}.aimodel", inputs, compute=compute, context=8
-        )
-
-    def head(kind, bits, artifact, compute):
+    def export(kind, bits, **params):
         inputs = {"weights": manifest_path(weights[RECIPES[bits]])}
-        return run_stage(f"export_metal_head_{kind}", f"{artifact}.aimodel", inputs, compute=compute)
+        return run_stage(f"export_metal_{kind}_int{bits}", f"{kind}{bits}.aimodel", inputs, **params)
 
-    built = {f"core{bits}": core(f"int{bits}", bits, f"core{bits}", "fp16") for bits in WIDTHS}
-    built |= {f"head{bits}": head(f"int{bits}", bits, f"head{bits}", "fp16") for bits in WIDTHS}
-    return built | {
-        "core4_twin": core("twin", 4, "core4_twin", "fp32"),
-        "head4_twin": head("twin", 4, "head4_twin", "fp32"),
+    return {
+        "core8": export("core", 8, compute="fp16", context=8),
+        "core4": export("core", 4, compute="fp32", context=8),
+        "head8": export("head", 8, compute="fp16"),
+        "head4": export("head", 4, compute="fp16"),
     }
 
 
@@ -263,8 +143,14 @@ def test_a_core_calls_the_kernel_for_each_mlp_matrix(bundles, bits):
     assert (bundles[f"core{bits}"] / "main.mlirb").read_bytes().count(source.encode()) == 1
 
 
-def test_a_twin_calls_no_kernel(bundles):
-    assert kernel_calls(bundles["core4_twin"]) == kernel_calls(bundles["head4_twin"]) == []
+@pytest.mark.skipif(sys.platform == "darwin", reason="this host runs the kernels themselves")
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_the_twin_of_a_core_has_ordinary_operators_for_every_kernel(bundles, bits):
+    twin = build_twin(bundles[f"core{bits}"])
+    assert twin.kernels == [f"palette_matvec_int{bits}"] * 6
+    assert private.kernel_operations(twin.program) == []
+    with open_bundle(bundles[f"core{bits}"]) as bundle:
+        assert bundle.kernels == 6
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
@@ -275,13 +161,12 @@ def test_a_head_is_one_kernel_call(bundles, bits):
     assert (call.grid, call.threadgroup) == ((32, 128 // 8, 1), (32, 4, 1))
 
 
-@pytest.mark.parametrize(("bits", "suffix"), [(8, ""), (4, ""), (4, "_twin")])
-def test_every_code_is_stored_once_in_its_width_under_the_name_of_its_content(bundles, weights, bits, suffix):
-    """A twin's sub-byte palettes have the very bytes of the packed words."""
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_every_code_is_stored_once_in_its_width_under_the_name_of_its_content(bundles, weights, bits):
     stored = Weights.open(weights[RECIPES[bits]])
     names = [name for name in stored.index if ".mlp." in name]
     for kind, wanted in (("core", names), ("head", [HEAD_WEIGHT])):
-        program = bundles[f"{kind}{bits}{suffix}"] / "main.mlirb"
+        program = bundles[f"{kind}{bits}"] / "main.mlirb"
         data, constants = program.read_bytes(), read_constants(program)
         for constant in constants:
             assert content_name(data[constant.offset : constant.offset + constant.size]) == constant.name
@@ -294,32 +179,29 @@ def test_every_code_is_stored_once_in_its_width_under_the_name_of_its_content(bu
     ("name", "form", "compute"),
     [
         ("core8", "hostcache_metal", "fp16"),
-        ("core4", "hostcache_metal", "fp16"),
-        ("core4_twin", "hostcache_metal", "fp32"),
+        ("core4", "hostcache_metal", "fp32"),
         ("head8", "head_argmax_metal", "fp16"),
         ("head4", "head_argmax_metal", "fp16"),
-        ("head4_twin", "head_argmax_metal", "fp32"),
     ],
 )
 def test_the_interface_is_the_published_one(bundles, weights, name, form, compute):
     wanted = signature(form, Weights.open(weights["fp16"]).config, 8, compute)
-    found = read_interface(bundles[name])
+    with open_bundle(bundles[name]) as bundle:
+        found = {function: bundle.spec(function) for function in bundle.functions}
     assert found == wanted
     assert list(found["main"].inputs) == list(wanted["main"].inputs)
-    if name.endswith("twin"):
-        with open_bundle(bundles[name]) as bundle:
-            assert bundle.spec("main") == wanted["main"]
+    assert list(found["main"].outputs) == list(wanted["main"].outputs)
 
 
 @torch.no_grad()
-def test_a_twin_core_equals_the_kernels_reference(bundles, weights):
-    """Position by position: the twin in the runtime, and the graph with kernels in torch."""
-    mlp, attention = Weights.open(weights[RECIPES[4]]), Weights.open(weights["fp16"])
-    core = metal_core(mlp, attention, palette_matvec_int4.linears(mlp), torch.float32)
-    spec = hostcache_metal(mlp.config, 8, "fp32")["main"]
+def test_a_core_in_the_runtime_equals_the_kernels_reference(bundles, weights):
+    """Position by position: the bundle in the runtime of this host, and its graph in torch."""
+    stored = Weights.open(weights[RECIPES[4]])
+    core = metal_core(stored, palette_matvec_int4.linears(stored), torch.float32)
+    spec = hostcache_metal(stored.config, 8, "fp32")["main"]
     numbers = np.random.default_rng(11)
-    cache = HostCache(spec, mlp.config.sliding_window)
-    with open_bundle(bundles["core4_twin"]) as bundle:
+    cache = HostCache(spec, stored.config.sliding_window)
+    with open_bundle(bundles["core4"]) as bundle:
         for _ in range(3):
             front = {
                 name: numbers.normal(0, 1, spec.inputs[name].shape).astype(np.float32)
@@ -335,9 +217,9 @@ def test_a_twin_core_equals_the_kernels_reference(bundles, weights):
 
 def test_another_process_writes_the_same_bytes(bundles, weights, tmp_path):
     output = tmp_path / "core4.aimodel.manifest.json"
-    inputs = [f"{name}={path}" for name, path in core_inputs(weights, 4).items()]
-    stage = ["stage", "export_metal_core_int4", "--input", *inputs, "--output", str(output)]
-    options = ["--params", '{"compute": "fp16", "context": 8}', "--log", str(tmp_path / "log")]
+    inputs = f"weights={manifest_path(weights[RECIPES[4]])}"
+    stage = ["stage", "export_metal_core_int4", "--input", inputs, "--output", str(output)]
+    options = ["--params", '{"compute": "fp32", "context": 8}', "--log", str(tmp_path / "log")]
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     subprocess.run([sys.executable, "-m", "workflow_scripts", *stage, *options], check=True, env=environment)
     assert verify_tree(output).digest == verify_tree(manifest_path(bundles["core4"])).digest
@@ -350,7 +232,6 @@ def test_a_matrix_that_does_not_suit_is_named(weights):
         ("fp16", palette_matvec_int8.linears),
         (RECIPES[4], palette_matvec_int8.linears),
         (RECIPES[8], palette_matvec_int4.linears),
-        ("fp16", twin.linears),
     ):
         with pytest.raises(UserError, match=rf"{name} is stored in recipe {recipe}.*palettes of"):
             linears(opened[recipe])(name)
@@ -362,13 +243,6 @@ def test_a_shape_that_does_not_suit_is_named(monkeypatch, weights, shape):
     monkeypatch.setattr(Weights, "linear", lambda self, name: stored)
     with pytest.raises(UserError, match=rf"{HEAD_WEIGHT} has the shape \[{shape[0]}, {shape[1]}\].*of 32"):
         head_argmax_int8.head(Weights.open(weights["fp16"]), HEAD_WEIGHT)
-
-
-def test_weights_of_different_models_do_not_make_a_core(weights, tiny_weights, tmp_path):
-    inputs = {"weights": weights[RECIPES[8]], "attention_weights": tiny_weights["fp16"]}
-    job = Job(inputs, {}, {"compute": "fp16", "context": 8}, tmp_path)
-    with pytest.raises(UserError, match="made from different checkpoints"):
-        export_metal_core_int8.run(job)
 
 
 def test_a_kernel_belongs_to_the_one_stage_that_embeds_it():

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from workflow_scripts.errors import UserError
+from workflow_scripts.msl.calls import Result, distinct
 from workflow_scripts.msl.compiler import MODES, compile_kernel
-from workflow_scripts.msl.extract import Result, distinct, extract
+from workflow_scripts.msl.extract import extract
 from workflow_scripts.msl.faults import KernelFault
 from workflow_scripts.msl.run import run_call, run_kernel, run_orders
 from workflow_scripts.msl.signature import storage_declarations
@@ -180,7 +181,12 @@ def test_sound_kernel_gives_no_report(faulty, mode):
             (mode, 4, "divergent barrier", "lane 0 of SIMD-group 0 waits in simd_sum at line")
             for mode in MODES
         ),
-        ("fast", 5, "out of bounds", "X[128]: axis 0 (of the kernel's order) has 128 elements (lane 31 of"),
+        (
+            "fast",
+            5,
+            "out of bounds",
+            "X[128] at line 22: axis 0 (of the kernel's order) has 128 elements (lane 31 of",
+        ),
         ("address", 6, "out of bounds", "index 64 out of bounds for type 'float [64]', line 23"),
         ("address", 7, "address", "thread 63, 0, 0 of threadgroup 1, 0, 0"),
         *(

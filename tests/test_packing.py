@@ -22,7 +22,7 @@ def word_by_definition(row, bits, word):
     return sum(int(row[word * per_word + place]) << (bits * place) for place in range(per_word))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(codes())
 def test_every_word_is_as_defined_and_comes_back(case):
     bits, indices = case

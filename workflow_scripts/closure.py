@@ -6,16 +6,24 @@ A module names a data file beside it with `data_file(__file__, "name.ext")`, alw
 
 import ast
 import importlib.metadata
+import os
 import platform
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
 
 from workflow_scripts.errors import UserError
-from workflow_scripts.files import sha256_file
+from workflow_scripts.files import canonical_json, sha256_file, sha256_text
 
 PACKAGE = Path(__file__).parent
 ROOT = PACKAGE.parent
+_XCODE_LINK = "/var/db/xcode_select_link"
+# The Metal compiler is no part of Xcode since version 26: it is fetched, and mounted, by itself.
+_METAL_TOOLCHAINS = (
+    "/System/Library/AssetsV2/com_apple_MobileAsset_MetalToolchain",
+    "/var/run/com.apple.security.cryptexd/mnt",
+)
 _DISTRIBUTIONS = {"coreai": "coreai-core", "yaml": "pyyaml"}  # import name -> distribution where they differ
 
 
@@ -56,12 +64,35 @@ def stage_tools(stage: str) -> dict[str, str]:
 def stage_host(stage: str) -> dict[str, str]:
     """What of the host may matter to a stage: Python's version and, where bundles are run, the machine.
 
-    A verdict of one machine's runtime says nothing about another's.
+    A verdict of one machine's runtime says nothing about another's; the GPU and Apple's tools are the system's.
     """
     host = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-    if any(path.name == "runtime.py" and path.parent.name == "coreai" for path in stage_sources(stage)):
+    reached = {path.name for path in stage_sources(stage) if path.parent == PACKAGE / "coreai"}
+    if "runtime.py" in reached:
         host["machine"] = f"{platform.system()} {platform.machine()}"
+    if "gpu.py" in reached:
+        local = " without its Core AI" if "USE_LOCAL_COREAI" in os.environ else ""
+        host["macos"] = (platform.mac_ver()[0] or "none") + local
+    if "xcrun.py" in reached:
+        host["xcrun"] = _tools_behind(shutil.which("xcrun"), os.environ.get("DEVELOPER_DIR"))
     return host
+
+
+@cache
+def _tools_behind(xcrun: str | None, developer: str | None) -> str:
+    """Identity of the tools that an `xcrun` finds: its own file, the chosen Xcode, the Metal toolchains; else `none`.
+
+    Files are looked at and none is run, since this is asked for while a workflow is parsed. `developer` is Xcode's
+    folder by the environment; without it `xcode-select` has left a link to it.
+    """
+    if xcrun is None:
+        return "none"
+    xcode = Path(developer or _XCODE_LINK).resolve()
+    parts = [sha256_file(Path(xcrun)), str(xcode)]
+    version = xcode.parent / "version.plist"
+    parts += [sha256_file(version)] if version.is_file() else []
+    parts += [path.name for folder in _METAL_TOOLCHAINS for path in sorted(Path(folder).glob("*"))]
+    return sha256_text(canonical_json(parts))[:16]
 
 
 def stage_code(stage: str) -> dict[str, str]:

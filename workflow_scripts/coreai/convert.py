@@ -4,30 +4,56 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import coreai_torch
 import torch
 from coreai_torch import TorchConverter, TorchMetalKernel
+from torch.export import Dim
 
 from workflow_scripts.coreai import private
-from workflow_scripts.model.signature import FunctionSpec
+from workflow_scripts.model.signature import FunctionSpec, Length, TensorSpec
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Function:
-    """One function of a bundle: its name, the module behind it, and the names, dtypes and shapes of its I/O."""
+    """One function of a bundle: its name, the module behind it, and the names, dtypes and shapes of its I/O.
+
+    The module takes the inputs and then the states, in order, and writes the states in place.
+    """
 
     name: str
     module: torch.nn.Module
     spec: FunctionSpec
 
     def example(self) -> tuple[torch.Tensor, ...]:
-        """Zero inputs with the exact shapes, in order."""
+        """Inputs and states to trace with: only shapes count, so a table of gigabytes is never touched."""
         return tuple(
-            torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in self.spec.inputs.values()
+            torch.empty(spec.traced(), dtype=getattr(torch, spec.dtype)) for spec in self._arguments()
         )
+
+    def dynamic_shapes(self) -> list[dict[int, Any] | None] | None:
+        """What torch.export takes: for each input and state its dimensions that may change; None where all are static.
+
+        A list has to fit the names of the module's parameters, which a module of `*tensors` does not tell apart.
+        """
+        dims = {
+            size: Dim(size.name, min=size.lowest, max=size.highest)
+            for spec in self._arguments()
+            for size in spec.shape
+            if isinstance(size, Length)
+        }
+        if not dims:
+            return None
+        return [
+            {axis: dims[size] for axis, size in enumerate(spec.shape) if isinstance(size, Length)} or None
+            for spec in self._arguments()
+        ]
+
+    def _arguments(self) -> list[TensorSpec]:
+        return [*self.spec.inputs.values(), *self.spec.states.values()]
 
 
 def save_bundle(
@@ -49,6 +75,7 @@ def save_bundle(
             converter.add_exported_program(
                 _export(function),
                 input_names=list(function.spec.inputs),
+                state_names=list(function.spec.states),
                 output_names=list(function.spec.outputs),
                 entrypoint_name=function.name,
             )
@@ -60,7 +87,13 @@ def save_bundle(
 
 def _export(function: Function) -> torch.export.ExportedProgram:
     _LOG.info("tracing %s", function.name)
-    program = torch.export.export(function.module.eval(), args=function.example(), strict=False)
+    program = torch.export.export(
+        function.module.eval(),
+        args=function.example(),
+        dynamic_shapes=function.dynamic_shapes(),
+        strict=False,
+        prefer_deferred_runtime_asserts_over_guards=True,
+    )
     for node in list(program.graph.nodes):
         # Run-time checks of a cast's input type: no use in a converted graph, and a fifth of the decomposition time.
         if node.target is torch.ops.aten._assert_tensor_metadata.default:

@@ -40,8 +40,10 @@ def isolated(function: Callable[..., Arrays], **arguments: Any) -> Arrays:
         call = [function.__module__, function.__name__, json.dumps(arguments), str(result)]
         command = [sys.executable, "-m", "workflow_scripts.coreai.isolated", *call]
         lines = ["it said nothing"]
+        # What the child puts there is gone with the folder, also when the child dies.
+        environment = os.environ | {"TMPDIR": folder}
         with subprocess.Popen(
-            command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, errors="replace"
+            command, env=environment, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, errors="replace"
         ) as child:
             for line in map(str.rstrip, child.stderr):
                 for_terminal = line.startswith(_FOR_TERMINAL)

@@ -1,4 +1,4 @@
-"""The one module that touches private names of coreai-core and coreai-torch: reproducible programs and files.
+"""The one module that touches private names of coreai-core and coreai-torch: reproducible files, programs from inside.
 
 Stock conversion gives other bytes in every process (measured): constants of 256 elements and more are named by a
 random number, lowered composites and Metal kernels by `secrets.choice`, externalized modules by `uuid4`; and
@@ -10,7 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +40,14 @@ import coreai.authoring.func as _func  # noqa: E402
 import coreai.authoring.graph_builder as _graph_builder  # noqa: E402
 import coreai.authoring.metal as _metal  # noqa: E402
 import numpy as np  # noqa: E402
-from coreai._compiler.ir import DenseResourceElementsAttr  # noqa: E402
-from coreai.authoring import AIProgram  # noqa: E402
+from coreai._compiler.dialects.coreai import ConstantOp  # noqa: E402
+from coreai._compiler.ir import (  # noqa: E402
+    DenseResourceElementsAttr,
+    InsertionPoint,
+    IntegerType,
+    RankedTensorType,
+)
+from coreai.authoring import AIProgram, Value  # noqa: E402
 from coreai.authoring.asset import _COREAI_PRODUCER as PRODUCER  # noqa: E402
 
 _stock_elements = _bindings.dialects.coreai.create_elements_attr
@@ -54,7 +60,10 @@ def _named_by_content(location: Any, tensor_type: Any, array: np.ndarray) -> Any
     if array.size < _INLINE_LIMIT or ((flat[:4096] == flat[0]).all() and (flat == flat[0]).all()):
         return _stock_elements(location, tensor_type, array)
     data = flat.view(np.uint8)
-    name = "w_" + hashlib.sha256(data).hexdigest()[:32]
+    return _elements_over(data, "w_" + hashlib.sha256(data).hexdigest()[:32], tensor_type)
+
+
+def _elements_over(data: np.ndarray, name: str, tensor_type: Any) -> Any:
     # With an alignment above 16 the asset's summary() comes back empty, by chance (measured).
     return DenseResourceElementsAttr.get_from_buffer(data, name, tensor_type, alignment=16)
 
@@ -134,6 +143,11 @@ def mlir_module(program: AIProgram) -> Any:
     return program._module._mlir_module
 
 
+_KERNEL = "coreai.metal4_kernel"
+_TO_GPU, _FROM_GPU = "coreaix.copy_with_constraints", "coreaix.copy_discarding_constraints"
+_CONSTANT = "coreai.constant"
+
+
 @dataclass(frozen=True, eq=False)
 class KernelValue:
     """A value that goes into a Metal kernel: the text of its MLIR type, and where a constant's elements are.
@@ -163,11 +177,60 @@ def kernel_operations(program: AIProgram) -> list[KernelOperation]:
     """Every Metal kernel of the program, in its order."""
     module = mlir_module(program)
     with module.context:
-        return [
-            _kernel_operation(graph, operation)
-            for graph, operation in _operations(module.operation, "")
-            if operation.name == "coreai.metal4_kernel"
-        ]
+        return [_kernel_operation(graph, operation) for graph, operation in _kernels(module)]
+
+
+def replace_kernels(
+    program: AIProgram, build: Callable[[KernelOperation, list[Value]], Sequence[Value]]
+) -> None:
+    """Put operators in the place of every Metal kernel, in program order.
+
+    `build` gets a kernel and its inputs as they are before they are copied to the GPU. It makes the operators with the
+    functions of `coreai.authoring`, and returns a value for each result, of the result's type.
+    """
+    module = mlir_module(program)
+    with module.context:
+        for graph, operation in _kernels(module):
+            inputs = [Value._from_mlir(_on_host(value)) for value in _kernel_inputs(operation)]
+            with InsertionPoint(operation), operation.location:
+                values = build(_kernel_operation(graph, operation), inputs)
+            for result, value in zip(operation.results, values, strict=True):
+                _take_place(result, value._to_mlir())
+            operation.erase()
+        _erase_unused(module)
+        module.operation.verify()
+
+
+def packed_constant(data: np.ndarray, shape: tuple[int, ...], bits: int) -> Value:
+    """A new constant of unsigned integers of `bits` bits, for use inside of `replace_kernels`.
+
+    `data` uint8, flat, is their packed form, the lowest bits first; it is not copied before the program is written.
+    Its name is counted, not made from its content: the program is not for keeping.
+    """
+    tensor_type = RankedTensorType.get(shape, IntegerType.get_unsigned(bits))
+    return Value._from_mlir(ConstantOp(value=_elements_over(data, "packed", tensor_type)).result)
+
+
+def _take_place(result: Any, value: Any) -> None:
+    """Let `value` stand for a kernel's result and for its copies from the GPU."""
+    users = [use.owner.operation for use in result.uses]
+    result.replace_all_uses_with(value)
+    for user in users:
+        if user.name == _FROM_GPU:
+            user.results[0].replace_all_uses_with(value)
+            user.erase()
+
+
+def _erase_unused(module: Any) -> None:
+    """Erase the copies and constants that nothing reads: the file would keep them."""
+    passive = [entry for _, entry in _operations(module.operation, "") if entry.name in (_TO_GPU, _CONSTANT)]
+    for operation in reversed(passive):
+        if not any(True for _ in operation.results[0].uses):
+            operation.erase()
+
+
+def _kernels(module: Any) -> list[tuple[str, Any]]:
+    return [found for found in _operations(module.operation, "") if found[1].name == _KERNEL]
 
 
 def _operations(parent: Any, graph: str) -> Iterator[tuple[str, Any]]:
@@ -181,26 +244,35 @@ def _operations(parent: Any, graph: str) -> Iterator[tuple[str, Any]]:
 
 
 def _kernel_operation(graph: str, operation: Any) -> KernelOperation:
-    # Operands: inputs, threads_per_grid, threads_per_thread_group, result shapes.
-    count = operation.attributes["operandSegmentSizes"][0]
-    values = [_kernel_value(operation.operands[index]) for index in range(count + 2)]
-    grid, threadgroup = (tuple(int(size) for size in value.elements) for value in values[count:])
+    inputs = _kernel_inputs(operation)
+    dispatch = [_kernel_value(operation.operands[len(inputs) + index]) for index in range(2)]
+    grid, threadgroup = (tuple(int(size) for size in value.elements) for value in dispatch)
     return KernelOperation(
         graph,
         operation.attributes["kernel_name"].value,
         operation.attributes["kernel_source"].value,
-        values[:count],
+        [_kernel_value(value) for value in inputs],
         [str(result.type) for result in operation.results],
         grid,
         threadgroup,
     )
 
 
+def _kernel_inputs(operation: Any) -> list[Any]:
+    """The operands are: inputs, threads_per_grid, threads_per_thread_group, result shapes."""
+    return [operation.operands[index] for index in range(operation.attributes["operandSegmentSizes"][0])]
+
+
+def _on_host(value: Any) -> Any:
+    """The value behind copies to a buffer that the GPU sees."""
+    while getattr(value.owner, "name", "") == _TO_GPU:  # the owner of a graph's argument is a block
+        value = value.owner.operands[0]
+    return value
+
+
 def _kernel_value(value: Any) -> KernelValue:
-    type_text, source = str(value.type), value.owner
-    while getattr(source, "name", "") == "coreaix.copy_with_constraints":  # to a buffer that the GPU sees
-        source = source.operands[0].owner
-    if getattr(source, "name", "") != "coreai.constant":
+    type_text, source = str(value.type), _on_host(value).owner
+    if getattr(source, "name", "") != _CONSTANT:
         return KernelValue(type_text, None, None)
     constant = source.attributes["value"]
     reference = (

@@ -11,7 +11,15 @@ u * sqrt(K/6) relative to the result. In the decoder every branch is normed befo
 passes on its own relative error and the residual stream collects the branches' errors in quadrature, each weighted
 by at most one. A logit is the product of the hidden state with a row e of the embedding; an error of relative
 size d in a random direction moves it by d * rms(h) * |e|. Six of these standard deviations are allowed.
+
+Metal kernels (on Linux: their reference operators) sum in float32, where K products cost less than a hundredth of a
+float16 rounding up to K = 12288. A kernel of an MLP then rounds once, as do the operators around it; a rounding has
+the relative error u and at most the variance u^2/3. A head's partial maxima are not rounded at all. Their partial
+sums have whatever sign hidden state and embedding give them, but none can exceed |h| |e| = sqrt(K) rms(h) |e|; K
+additions that each round one of that size by the variance of 2^-24 leave 2^-24 * K / sqrt(3), times rms(h) |e|.
 """
+
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -19,7 +27,9 @@ from workflow_scripts.checkpoint.text_config import TextConfig
 
 FP32_LOGITS = 1e-4
 FP16_ROUNDOFF = 2.0**-11
+FP32_ROUNDOFF = 2.0**-24
 _SIGMAS = 6.0
+MLP_ROUNDINGS = 6  # of the input, gate, up, gelu, product and down
 
 
 def accumulator_error(terms: int) -> float:
@@ -28,24 +38,48 @@ def accumulator_error(terms: int) -> float:
 
 
 def core_error(config: TextConfig, context: int) -> float:
-    """Relative error of the float16 decoder's hidden state, see the module."""
-    total = 0.0
+    """Relative error of the float16 decoder's hidden state where all matrices are multiplied in float16."""
+    mlp = [
+        length
+        for layer in range(config.num_hidden_layers)
+        for length in (config.hidden_size, config.hidden_size, config.layer_intermediate_size(layer))
+    ]
+    lengths = [*_lengths_beside_mlp(config, context), *mlp]
+    return _in_quadrature(accumulator_error(length) for length in lengths)
+
+
+def metal_core_error(config: TextConfig, context: int) -> float:
+    """Relative error of the float16 decoder's hidden state where Metal kernels compute the MLPs."""
+    roundings = [FP16_ROUNDOFF / 3**0.5] * MLP_ROUNDINGS * config.num_hidden_layers
+    lengths = _lengths_beside_mlp(config, context)
+    return _in_quadrature([*roundings, *(accumulator_error(length) for length in lengths)])
+
+
+def metal_score_error(terms: int) -> float:
+    """Relative error of two float32 scores of `terms` products, a kernel's and one to compare with, see the module."""
+    return 2**0.5 * FP32_ROUNDOFF * terms / 3**0.5
+
+
+def _lengths_beside_mlp(config: TextConfig, context: int) -> list[int]:
+    """How many products each of the decoder's sums has, without the MLPs'."""
+    lengths = []
     for layer in range(config.num_hidden_layers):
         head_dim = config.layer_head_dim(layer)
         window = context if config.layer_types[layer] == "full_attention" else config.sliding_window
-        # q, k, v; scores; mix; o | gate, up; down | gate; projection. `window` columns at most carry weight.
-        lengths = [
+        # q, k, v; scores; mix; o | gate; projection. `window` columns at most carry weight.
+        lengths += [
             *[config.hidden_size] * 3,
             head_dim,
             window,
             config.num_attention_heads * head_dim,
-            *[config.hidden_size] * 2,
-            config.layer_intermediate_size(layer),
             config.hidden_size,
             config.hidden_size_per_layer_input,
         ]
-        total += sum(accumulator_error(length) ** 2 for length in lengths)
-    return total**0.5
+    return lengths
+
+
+def _in_quadrature(errors: Iterable[float]) -> float:
+    return sum(error**2 for error in errors) ** 0.5
 
 
 def largest_norm(rows: np.ndarray) -> float:

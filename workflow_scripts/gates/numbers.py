@@ -1,8 +1,8 @@
 """Gate `numbers`: a bundle's outputs against independent float32 numbers, position by position.
 
 A core is compared with the reference of its recipe (same stored weights, torch, float32); the recipe `fp32` also
-with the oracle, which closes the chain to the original model. Heads are compared with numpy, front ends with the
-raw tables.
+with the oracle, which closes the chain to the original model. Heads are compared with numpy, those of partial maxima
+tile by tile, and front ends with the raw tables.
 """
 
 import json
@@ -17,13 +17,17 @@ from workflow_scripts.gates import bounds, runs
 from workflow_scripts.gates.blocks import row_blocks
 from workflow_scripts.gates.oracle import Dialogue, Oracle
 from workflow_scripts.gates.verdict import Verdict
+from workflow_scripts.kernels.partials import TILE_ROWS, chosen_token
 from workflow_scripts.model.names import HEAD_WEIGHT
-from workflow_scripts.quantize.weights import Dense, Palette, Weights
+from workflow_scripts.model.signature import COMPUTE_DTYPES
+from workflow_scripts.quantize.weights import Dense, Linear, Matrix, Palette, Weights
 from workflow_scripts.tables.raw import RawTables
 
 # One float16 rounding of the output, and the float32 sum behind it.
 _FRONTEND_RELATIVE = {"fp16": 2.0**-10, "fp32": 0.0}
 _FRONTEND_ABSOLUTE = 1e-5
+CORE_ERRORS = {"hostcache_core": bounds.core_error, "hostcache_metal": bounds.metal_core_error}
+"""Graph form of a core -> relative error of its hidden state in float16."""
 _CLEAR_CHOICES = 8  # positions at which an argmax head must be judged, as many as the published bundles were
 
 
@@ -66,7 +70,9 @@ def check_evidence(verdict: Verdict, evidence: Evidence) -> bool:
     return all(expected == found for expected, found in pairs.values())
 
 
-def gate_core(verdict: Verdict, bundle: Path, evidence: Evidence, compute: str, context: int) -> None:
+def gate_core(
+    verdict: Verdict, bundle: Path, evidence: Evidence, form: str, compute: str, context: int
+) -> None:
     """Hidden states of every dialogue with numbers, seen as logits."""
     config, exact = evidence.weights.config, evidence.hidden()
     hidden = isolated(
@@ -83,7 +89,7 @@ def gate_core(verdict: Verdict, bundle: Path, evidence: Evidence, compute: str, 
             expected = arrays[f"{name}.logits"]
         bound = bounds.FP32_LOGITS
         if compute == "fp16":
-            error = bounds.core_error(config, min(context, len(expected)))
+            error = CORE_ERRORS[form](config, min(context, len(expected)))
             bound = bounds.logit_bound(error, exact[name], norm)
         compare(verdict, f"{name}: logits against the recipe's reference", found, expected, bound)
         if evidence.weights.recipe == "fp32":
@@ -103,6 +109,29 @@ def gate_head(verdict: Verdict, bundle: Path, evidence: Evidence, form: str, com
         else:
             dialogue = evidence.oracle.dialogues[name]
             compare_choice(verdict, dialogue, output[name].reshape(-1), expected, bound)
+
+
+def gate_partial_head(verdict: Verdict, bundle: Path, evidence: Evidence, compute: str) -> None:
+    """The largest score of every tile of 8 ids, its row, and the token that a host makes of them.
+
+    Both sides get hidden rows in the compute type, so the bound is that of their float32 sums alone.
+    """
+    hidden = {
+        name: rows.astype(COMPUTE_DTYPES[compute]).astype(np.float32)
+        for name, rows in evidence.hidden().items()
+    }
+    output = isolated(
+        runs.run_partial_head, bundle=str(bundle), arrays=str(evidence.arrays), dialogues=list(hidden)
+    )
+    expected, norm = scores(evidence.weights.linear(HEAD_WEIGHT), hidden)
+    relative = bounds.metal_score_error(evidence.weights.config.hidden_size)
+    for name, rows in expected.items():
+        bound = bounds.logit_bound(relative, hidden[name], norm)
+        values, indices = output[f"{name}.values"], output[f"{name}.indices"]
+        compare_partials(verdict, name, values, indices, rows, bound)
+        if values.shape == indices.shape:
+            chosen = np.array([chosen_token(*row) for row in zip(values, indices, strict=True)])
+            compare_choice(verdict, evidence.oracle.dialogues[name], chosen, rows, bound)
 
 
 def gate_frontend(verdict: Verdict, bundle: Path, tables: RawTables, ids: list[int], compute: str) -> None:
@@ -126,21 +155,39 @@ def gate_frontend(verdict: Verdict, bundle: Path, tables: RawTables, ids: list[i
 
 
 def project(
-    head: Dense | Palette, hidden: Mapping[str, np.ndarray], softcap: float
+    head: Matrix, hidden: Mapping[str, np.ndarray], softcap: float
 ) -> tuple[dict[str, np.ndarray], float]:
-    """Hidden rows [n, H] per dialogue -> soft-capped logits [n, V] float32, and the largest norm of a head row.
+    """Hidden rows [n, H] per dialogue -> soft-capped logits [n, V] float32, and the largest norm of a head row."""
+    logits, norm = scores(head, hidden)
+    for rows in logits.values():  # in place: they may take gigabytes
+        np.multiply(np.tanh(np.divide(rows, softcap, out=rows), out=rows), softcap, out=rows)
+    return logits, norm
+
+
+def scores(head: Matrix, hidden: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
+    """Hidden rows [n, H] per dialogue -> their products with all head rows [n, V] float32, and the largest norm.
 
     All dialogues in one pass over the head [V, H], a block of rows at a time: it has 1.6 GB in float32 for E2B.
     """
     rows = np.concatenate(list(hidden.values()))
-    shape = (head.indices if isinstance(head, Palette) else head.array).shape
-    logits, norm = np.empty((len(rows), shape[0]), np.float32), 0.0
+    shape = _stored_array(head).shape
+    products, norm = np.empty((len(rows), shape[0]), np.float32), 0.0
     for block in row_blocks(shape):
         weights = head.dequantize(block)
-        logits[:, block] = np.tanh(rows @ weights.T / softcap) * softcap
+        products[:, block] = rows @ weights.T
         norm = max(norm, bounds.largest_norm(weights))
     ends = np.cumsum([len(values) for values in hidden.values()])[:-1]
-    return dict(zip(hidden, np.split(logits, ends), strict=True)), norm
+    return dict(zip(hidden, np.split(products, ends), strict=True)), norm
+
+
+def _stored_array(matrix: Matrix) -> np.ndarray:
+    match matrix:
+        case Dense():
+            return matrix.array
+        case Palette():
+            return matrix.indices
+        case Linear():
+            return matrix.codes
 
 
 def compare(verdict: Verdict, name: str, found: np.ndarray, expected: np.ndarray, bound: float) -> None:
@@ -154,6 +201,33 @@ def compare(verdict: Verdict, name: str, found: np.ndarray, expected: np.ndarray
         f"position {position}, id {entry}, {found[position, entry]:.6g} for {expected[position, entry]:.6g}"
     )
     verdict.at_most(name, float(difference[position, entry]), bound, where)
+
+
+def compare_partials(
+    verdict: Verdict, name: str, values: np.ndarray, indices: np.ndarray, expected: np.ndarray, bound: float
+) -> None:
+    """Largest score and its id of every tile, both [n, V / 8], against all scores [n, V].
+
+    An id must be of its tile and its score the largest, within twice the bound where that is no clear choice.
+    """
+    tiles = expected.reshape(len(expected), -1, TILE_ROWS)
+    compare(verdict, f"{name}: largest scores of the tiles", values, tiles.max(axis=2), bound)
+    wanted = np.arange(tiles.shape[1]) * TILE_ROWS + tiles.argmax(axis=2)
+    title, text = f"{name}: ids of the tiles", "the largest score's in every tile"
+    if indices.shape != wanted.shape:
+        verdict.check(title, False, f"shape {wanted.shape}", f"shape {indices.shape}")
+        return
+    strange = indices // TILE_ROWS != np.arange(tiles.shape[1])
+    at_index = np.take_along_axis(tiles, (indices % TILE_ROWS)[..., None], axis=2)[..., 0]
+    wrong = np.argwhere(strange | (tiles.max(axis=2) - at_index > 2 * bound))
+    where = text
+    if len(wrong):
+        place = tuple(wrong[0])
+        where = f"id {indices[place]} for {wanted[place]} in tile {place[1]} at position {place[0]}"
+    verdict.check(title, not len(wrong), text, where)
+    top = np.partition(tiles, -2, axis=2)
+    clear = (top[..., -1] - top[..., -2] > 2 * bound).sum(axis=1)
+    verdict.at_least(f"{name}: tiles with a clear choice, at every position", float(clear.min()), 1)
 
 
 def compare_choice(

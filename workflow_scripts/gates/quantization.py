@@ -1,24 +1,34 @@
 """Gate `quantization`: how far a recipe's weights are from the checkpoint, apart from any bundle.
 
-Every tensor is compared anew with the checkpoint: its signal-to-noise ratio must reach the recipe's floor and be
-what the quality report says, which the writer of the weights made. The recipe's reference (torch, float32, stored
-weights) must choose the oracle's token at every gated position by the margin that the oracle itself had to have.
+Every tensor is compared anew with the checkpoint: it must be stored as the recipe says for its kind, with a
+signal-to-noise ratio that reaches the floor of that encoding; ratios and sizes must be what the quality report says,
+which the writer of the weights made. The recipe's reference (torch, float32, stored weights) must choose the oracle's
+token at every gated position by the margin that the oracle itself had to have.
 """
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from workflow_scripts.checkpoint.reader import Checkpoint
+from workflow_scripts.errors import UserError
 from workflow_scripts.gates.blocks import row_blocks
 from workflow_scripts.gates.oracle import Dialogue, Oracle
 from workflow_scripts.gates.verdict import Verdict
-from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.progress import track
-from workflow_scripts.quantize.recipes import Recipe
-from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.quantize.kinds import HEAD, KINDS, matrix_kind
+from workflow_scripts.quantize.recipes import (
+    DenseEncoding,
+    Encoding,
+    LinearEncoding,
+    PaletteEncoding,
+    Recipe,
+)
+from workflow_scripts.quantize.weights import Dense, Linear, Matrix, Palette, Weights
 
 # The report is rounded to 0.01 dB, and sums in another order differ by far less than that.
 _REPORT_TOLERANCE_DB = 0.05
@@ -29,19 +39,20 @@ def gate_tensors(verdict: Verdict, checkpoint: Checkpoint, weights: Weights, rec
     verdict.check("recipe", weights.recipe == recipe.name, recipe.name, weights.recipe)
     _check_origin(verdict, checkpoint, weights)
     _check_vectors(verdict, checkpoint, weights)
-    ratios = _ratios(checkpoint, weights)
-    noisy = {name: ratio for name, ratio in ratios.items() if ratio != math.inf}
-    if noisy:  # a tensor that is stored exactly has no noise
-        worst = min(noisy, key=lambda name: (not math.isnan(noisy[name]), noisy[name]))
-        verdict.at_least("least SNR of a tensor, dB", noisy[worst], recipe.snr_floor_db, worst)
-    _check_report(verdict, weights.tree / "report.json", ratios)
+    names = [name for name, entry in weights.index.items() if entry["kind"] != "vector"]
+    figures = {name: _figures(checkpoint, weights, name) for name in track(names, "quality", len(names))}
+    for kind in KINDS:
+        of_kind = {name: found for name, found in figures.items() if matrix_kind(name) == kind}
+        if of_kind:  # a missing tensor has been named
+            _check_kind(verdict, kind, recipe.encodings[kind], of_kind)
+    _check_report(verdict, weights.tree / "report.json", figures)
 
 
 def _check_origin(verdict: Verdict, checkpoint: Checkpoint, weights: Weights) -> None:
     digests = checkpoint.digest, weights.checkpoint_digest
     verdict.check("checkpoint of the weights", digests[0] == digests[1], digests[0][:12], digests[1][:12])
     layers = {name for name in checkpoint.names() if name.startswith("layers.")}
-    expected = {name: checkpoint.shape(name) for name in layers | {"norm.weight", HEAD_WEIGHT}}
+    expected = {name: checkpoint.shape(name) for name in layers | {"norm.weight", HEAD}}
     found = {name: tuple(entry["shape"]) for name, entry in weights.index.items()}
     wrong = sorted(dict(expected.items() ^ found.items()))
     text = f"{len(expected)} with their shapes"
@@ -54,16 +65,57 @@ def _check_vectors(verdict: Verdict, checkpoint: Checkpoint, weights: Weights) -
     verdict.check(f"{len(names)} vectors", not wrong, "equal", f"another {wrong[0]}" if wrong else "equal")
 
 
-def _ratios(checkpoint: Checkpoint, weights: Weights) -> dict[str, float]:
-    """SNR in dB of every matrix; infinite where it is stored exactly."""
-    names = [name for name, entry in weights.index.items() if entry["kind"] != "vector"]
-    return {name: signal_to_noise(checkpoint, weights, name) for name in track(names, "quality", len(names))}
+@dataclass(frozen=True)
+class Figures:
+    """Of a stored matrix: how it is stored, SNR in dB (infinite: exact), number of weights, bytes in a bundle."""
+
+    encoding: str
+    snr_db: float
+    parameters: int
+    bytes: int
+
+
+def _figures(checkpoint: Checkpoint, weights: Weights, name: str) -> Figures:
+    stored = weights.linear(name)
+    ratio, parameters = signal_to_noise(checkpoint, weights, name), math.prod(checkpoint.shape(name))
+    match stored:
+        case Dense():
+            text, size = stored.array.dtype.name, stored.array.nbytes
+        case Palette():
+            text, size = _palettes(stored.bits, stored.group_size), stored.codebook.nbytes
+        case Linear():
+            text, size = _integers(stored.bits, stored.block_size), stored.steps.nbytes
+    if not isinstance(stored, Dense):
+        size += parameters * stored.bits // 8  # the artifact spends a byte on every code
+    return Figures(text, ratio, parameters, size)
+
+
+def _wanted(encoding: Encoding) -> str:
+    match encoding:
+        case DenseEncoding():
+            return encoding.dtype
+        case PaletteEncoding():
+            return _palettes(encoding.bits, encoding.group_size)
+        case LinearEncoding():
+            return _integers(encoding.bits, encoding.block_size)
+
+
+def _palettes(bits: int, group_size: int) -> str:
+    return f"{bits}-bit palettes per {group_size} rows"
+
+
+def _integers(bits: int, block_size: int) -> str:
+    return f"{bits}-bit integers per {block_size} columns"
 
 
 def signal_to_noise(checkpoint: Checkpoint, weights: Weights, name: str) -> float:
-    """SNR in dB of a stored matrix against the checkpoint's, in float64 and blocks of rows."""
+    """SNR in dB of a stored matrix against the checkpoint's, in float64 and blocks of rows.
+
+    Raises UserError for a code beyond its width.
+    """
     stored, signal, noise = weights.linear(name), 0.0, 0.0
     for rows in row_blocks(checkpoint.shape(name)):
+        _check_width(name, stored, rows)
         original = checkpoint.float32(name, rows).astype(np.float64)
         signal += float(np.square(original).sum())
         noise += float(np.square(original - stored.dequantize(rows)).sum())
@@ -72,23 +124,57 @@ def signal_to_noise(checkpoint: Checkpoint, weights: Weights, name: str) -> floa
     return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
-def _check_report(verdict: Verdict, path: Path, ratios: dict[str, float]) -> None:
-    """The report's figure for each matrix is the one found here (null: exact)."""
-    figures = json.loads(path.read_text(encoding="utf-8"))["tensors"]
+def _check_width(name: str, stored: Matrix, rows: slice) -> None:
+    """Codes take a byte in the artifact, where a bundle has fewer bits for them."""
+    if isinstance(stored, Dense):
+        return
+    codes, signed = (stored.codes, 1) if isinstance(stored, Linear) else (stored.indices, 0)
+    lowest, above = -signed << (stored.bits - 1), 1 << (stored.bits - signed)
+    if codes[rows].min() < lowest or codes[rows].max() >= above:
+        raise UserError(f"{name} holds a code that {stored.bits} bits cannot hold: build the weights again")
+
+
+def _check_kind(verdict: Verdict, kind: str, encoding: Encoding, figures: dict[str, Figures]) -> None:
+    """All matrices of a kind: stored as the recipe says, none with more noise than that may have."""
+    wanted = _wanted(encoding)
+    wrong = [f"{found.encoding}: {name}" for name, found in figures.items() if found.encoding != wanted]
+    verdict.check(f"{kind}: encoding", not wrong, wanted, wrong[0] if wrong else wanted)
+    noisy = {name: found.snr_db for name, found in figures.items() if found.snr_db != math.inf}
+    if noisy:  # a tensor that is stored exactly has no noise
+        worst = min(noisy, key=lambda name: (not math.isnan(noisy[name]), noisy[name]))
+        verdict.at_least(f"{kind}: least SNR of a tensor, dB", noisy[worst], encoding.snr_floor_db, worst)
+
+
+def _check_report(verdict: Verdict, path: Path, figures: dict[str, Figures]) -> None:
+    """The report's figures are those found here: SNR of each matrix (null: exact), bits per weight of each kind."""
+    report = json.loads(path.read_text(encoding="utf-8"))
     said = {
-        name: math.inf if figures[name]["snr_db"] is None else figures[name]["snr_db"] for name in figures
+        name: math.inf if entry["snr_db"] is None else entry["snr_db"]
+        for name, entry in report["tensors"].items()
     }
-    missing = sorted(ratios.keys() ^ said.keys())
-    wrong = [
-        name
-        for name in sorted(ratios.keys() & said.keys())
-        if not (ratios[name] == said[name] or abs(ratios[name] - said[name]) <= _REPORT_TOLERANCE_DB)
-    ]
+    missing = sorted(figures.keys() ^ said.keys())
+    wrong = [name for name in figures if name in said and not _agree(figures[name].snr_db, said[name])]
     if missing:
         found = f"{missing[0]} is in one of the two only"
     else:
-        found = f"{wrong[0]}: {said[wrong[0]]} dB, measured {ratios[wrong[0]]:.2f}" if wrong else "equal"
+        first = wrong[0] if wrong else None
+        found = f"{first}: {said[first]} dB, measured {figures[first].snr_db:.2f}" if first else "equal"
     verdict.check("quality report against the stored weights", found == "equal", "equal", found)
+    for kind in KINDS:
+        of_kind = [entry for name, entry in figures.items() if matrix_kind(name) == kind]
+        _check_bits(verdict, kind, report["kinds"][kind], of_kind)
+    _check_bits(verdict, "all matrices", report["total"], list(figures.values()))
+
+
+def _agree(found: float, said: float) -> bool:
+    return found == said or abs(found - said) <= _REPORT_TOLERANCE_DB
+
+
+def _check_bits(verdict: Verdict, what: str, said: dict[str, Any], figures: list[Figures]) -> None:
+    """Bits per weight as shipped, codebooks included."""
+    size, parameters = sum(entry.bytes for entry in figures), sum(entry.parameters for entry in figures)
+    found, bits = said["bits_per_weight"], round(8 * size / max(1, parameters), 4)
+    verdict.check(f"{what}: bits per weight as shipped", found == bits, str(bits), str(found))
 
 
 def gate_answers(verdict: Verdict, oracle: Oracle, reference: Path, min_margin: float) -> None:

@@ -68,6 +68,22 @@ def run_head(bundle: str, arrays: str, dialogues: list[str]) -> dict[str, np.nda
         }
 
 
+def run_partial_head(bundle: str, arrays: str, dialogues: list[str]) -> dict[str, np.ndarray]:
+    """As `run_head` for a head of partial maxima, hidden rows rounded to its input's type.
+
+    Per dialogue: `NAME.values` float32 and `NAME.indices` int32, both [n, tiles].
+    """
+    found = {}
+    with np.load(arrays) as reference, open_bundle(Path(bundle)) as head:
+        dtype = head.spec("main").inputs["hidden"].dtype
+        for name in dialogues:
+            rows = reference[f"{name}.hidden"].astype(dtype)
+            outputs = [head.call("main", {"hidden": row[None, None]}) for row in track(rows, name, len(rows))]
+            for kind in ("values", "indices"):
+                found[f"{name}.{kind}"] = np.stack([output[f"partial_{kind}"] for output in outputs])
+    return found
+
+
 def run_frontend(bundle: str, ids: list[int]) -> dict[str, np.ndarray]:
     """Feed token ids to a front end; returns inputs_embeds [n, H] and per_layer_inputs [n, L, P] float32."""
     embeds, per_layer = [], []

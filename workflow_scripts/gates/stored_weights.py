@@ -5,34 +5,36 @@ Constants under 256 elements and constants of one repeated value stand inside th
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.gates.blocks import row_blocks
 from workflow_scripts.gates.structure import named
+from workflow_scripts.kernels.packing import WORD_BITS, pack
 from workflow_scripts.model.frequencies import inverse_frequencies
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import COMPUTE_DTYPES
-from workflow_scripts.quantize.weights import Palette, Weights
+from workflow_scripts.quantize.kinds import matrix_kind
+from workflow_scripts.quantize.weights import Dense, Linear, Palette, Weights
 from workflow_scripts.tables.raw import RawTables
 
 _INLINE_LIMIT = 256
+CORES = ("hostcache_core", "hostcache_metal")
+"""Graph forms with everything but the head."""
+# Graph form -> kinds of matrices that its Metal kernels read.
+_IN_KERNELS = {"hostcache_metal": frozenset({"mlp"}), "head_argmax_metal": frozenset({"head"})}
 Stored = dict[str, tuple[str, int]]
 """Content name -> (tensor, bytes)."""
 
 
-def core_constants(weights: Weights, compute: str) -> Stored:
-    """Constants of a core: every layer matrix and vector."""
-    names = [name for name in weights.index if name != HEAD_WEIGHT]
-    return _by_content(_tensors(weights, names, compute))
-
-
-def head_constants(weights: Weights, compute: str) -> Stored:
-    """Constants of a head."""
-    return _by_content(_tensors(weights, [HEAD_WEIGHT], compute))
+def bundle_constants(form: str, weights: Weights, compute: str) -> Stored:
+    """Constants of a core, which are all matrices and vectors but the head, or of a head."""
+    names = [name for name in weights.index if (name != HEAD_WEIGHT) == (form in CORES)]
+    return _by_content(_tensors(weights, names, compute, _IN_KERNELS.get(form, frozenset())))
 
 
 def frontend_constants(tables: RawTables) -> Stored:
@@ -57,12 +59,32 @@ def rotary_constants(config: TextConfig) -> frozenset[str]:
     return frozenset(_by_content(("inverse frequencies", Cast(array)) for array in arrays))
 
 
+class Constant(Protocol):
+    """A constant whose elements can be had block by block, in C order, as one-dimensional arrays."""
+
+    @property
+    def size(self) -> int:
+        """Number of its elements."""
+
+    @property
+    def nbytes(self) -> int:
+        """Number of its bytes."""
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Its elements."""
+
+
 @dataclass(frozen=True)
 class Cast:
-    """An array in another dtype, converted block by block where its bytes are wanted."""
+    """An array in another dtype, converted where its bytes are wanted."""
 
     array: np.ndarray
     dtype: np.dtype | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of its elements."""
+        return self.array.size
 
     @property
     def nbytes(self) -> int:
@@ -70,41 +92,88 @@ class Cast:
         return self.array.size * (self.dtype or self.array.dtype).itemsize
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """The elements in C order, as one-dimensional blocks."""
+        """Its elements in the other dtype."""
         flat = self.array.reshape(-1)
         for block in row_blocks(flat.shape):
             yield flat[block].astype(self.dtype or flat.dtype, copy=False)
 
-    def in_text(self) -> bool:
-        """Whether it stands in the program's text: it is small, or one value repeated."""
-        if self.array.size < _INLINE_LIMIT:
-            return True
-        # The first block decides for nearly every tensor: a comparison of E2B's whole table would take 2.3 GB.
-        first = self.array.reshape(-1)[0].astype(self.dtype or self.array.dtype)
-        return all((block == first).all() for block in self.blocks())
 
-    def content_name(self) -> str:
-        """See `structure.content_name`."""
-        digest = hashlib.sha256()
-        for block in self.blocks():
-            digest.update(block.data)
-        return named(digest.hexdigest())
+@dataclass(frozen=True)
+class Packed:
+    """Codes of 4 or 8 bits without gaps, in elements of `dtype`; the bytes are the same for every dtype.
+
+    `codes` [N, K] are uint8, or int8 in two's complement of that width.
+    """
+
+    codes: np.ndarray
+    bits: int
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        """Number of its elements."""
+        return self.nbytes // self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.codes.size * self.bits // 8
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Its elements."""
+        for rows in row_blocks(self.codes.shape):
+            codes = self.codes[rows]
+            if codes.dtype == np.int8:
+                codes = codes.view(np.uint8) & ((1 << self.bits) - 1)
+            yield pack(codes, self.bits).view(self.dtype).reshape(-1)
 
 
-def _tensors(weights: Weights, names: list[str], compute: str) -> Iterator[tuple[str, Cast]]:
-    """Codes keep their width; codebooks and dense values are in the compute type, vectors in float32."""
+def in_text(constant: Constant) -> bool:
+    """Whether a constant stands in the program's text: it is small, or one value repeated."""
+    if constant.size < _INLINE_LIMIT:
+        return True
+    # The first block decides for nearly every tensor: a comparison of E2B's whole table would take 2.3 GB.
+    first = next(constant.blocks())[0]
+    return all((block == first).all() for block in constant.blocks())
+
+
+def content_name(constant: Constant) -> str:
+    """The name of a constant's content, see `structure.content_name`."""
+    digest = hashlib.sha256()
+    for block in constant.blocks():
+        digest.update(block.data)
+    return named(digest.hexdigest())
+
+
+def _tensors(
+    weights: Weights, names: list[str], compute: str, in_kernels: Set[str]
+) -> Iterator[tuple[str, Constant]]:
+    """Codes keep their width; codebooks, steps and dense values are in the compute type, vectors in float32.
+
+    The kinds of matrices in kernels are 32-bit words, and their codebooks are float16 in every compute type.
+    """
     dtype = np.dtype(COMPUTE_DTYPES[compute])
     for name in names:
         if weights.index[name]["kind"] == "vector":
             yield name, Cast(weights.vector(name))
             continue
         stored = weights.linear(name)
-        if isinstance(stored, Palette):
-            yield f"{name} (indices)", Cast(stored.indices)
-            yield f"{name} (codebook)", Cast(stored.codebook, dtype)
-        else:
-            yield name, Cast(stored.array, dtype)
+        in_kernel = matrix_kind(name) in in_kernels
+        element = np.dtype(f"<i{WORD_BITS // 8}") if in_kernel else np.dtype(np.uint8)
+        match stored:
+            case Dense():
+                yield name, Cast(stored.array, dtype)
+            case Palette():
+                yield f"{name} (indices)", Packed(stored.indices, stored.bits, element)
+                yield f"{name} (codebook)", Cast(stored.codebook, None if in_kernel else dtype)
+            case Linear():
+                yield f"{name} (codes)", Packed(stored.codes, stored.bits, element)
+                yield f"{name} (steps)", Cast(stored.steps, dtype)
 
 
-def _by_content(tensors: Iterable[tuple[str, Cast]]) -> Stored:
-    return {cast.content_name(): (name, cast.nbytes) for name, cast in tensors if not cast.in_text()}
+def _by_content(constants: Iterable[tuple[str, Constant]]) -> Stored:
+    return {
+        content_name(constant): (name, constant.nbytes)
+        for name, constant in constants
+        if not in_text(constant)
+    }

@@ -40,11 +40,16 @@ class Verdict:
     bounds: dict[str, Any] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
     tokens: dict[str, list[int]] = field(default_factory=dict)
 
     def check(self, name: str, passed: bool, expected: str, found: str) -> None:
         """Add a comparison whose `found` text is the same on every host."""
         self.checks.append(Check(name, bool(passed), expected, found))
+
+    def not_run(self, reason: str) -> None:
+        """Say what of the gate this host cannot run, and why: the gate does not pass, even if all else holds."""
+        self.reasons.append(reason)
 
     def at_most(self, name: str, value: float, bound: float, where: str = "") -> None:
         """Add a measured figure that must not exceed a bound; NaN fails, and a bound that bounds nothing."""
@@ -79,16 +84,18 @@ class Verdict:
     def conclude(self, out: Path) -> None:
         """Write the files; raises GateFailed naming target, check, expected and found where a check failed.
 
-        A gate that compared nothing has failed.
+        A gate that compared nothing has failed, unless it says why it could not. It is `not_run` where a part of it
+        could not be run and no check of the rest failed.
         """
-        if not self.checks:
+        if not self.checks and not self.reasons:
             self.check("comparisons", False, "at least one", "none")
         failed = [check for check in self.checks if not check.passed]
-        reason = "; ".join(f"{c.name}: expected {c.expected}, found {c.found}" for c in failed) or None
+        reasons = [f"{c.name}: expected {c.expected}, found {c.found}" for c in failed] or self.reasons
+        reason = "; ".join(reasons) or None
         record = {
             "gate": self.gate,
             "target": self.target,
-            "verdict": "fail" if failed else "pass",
+            "verdict": "fail" if failed else "not_run" if self.reasons else "pass",
             "reason": reason,
             "bounds": _finite(self.bounds),
             "checks": [check.__dict__ for check in self.checks],
@@ -112,6 +119,7 @@ class Verdict:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
+        lines += [f"not run: {reason}" for reason in self.reasons]
         return f"gate {self.gate} on {self.target}\n" + "\n".join(lines) + "\n"
 
 

@@ -7,9 +7,9 @@ from coreai.authoring import MetalParameter
 from coreai_torch import TorchMetalKernel
 from torch import Tensor, nn
 
-from workflow_scripts.kernels.matrices import GROUP_ROWS, kernel_matrix
-from workflow_scripts.kernels.packing import pack
-from workflow_scripts.kernels.reference import TILE_ROWS
+from workflow_scripts.kernels.matrices import kernel_matrix
+from workflow_scripts.kernels.packing import GROUP_ROWS, pack
+from workflow_scripts.kernels.partials import TILE_ROWS
 from workflow_scripts.model.linear import LinearFactory
 from workflow_scripts.quantize.weights import Weights
 
@@ -35,7 +35,7 @@ class PackedMatrix:
 
 def packed_matrix(weights: Weights, name: str, bits: int) -> PackedMatrix:
     """A matrix as a kernel reads it. Raises UserError naming it where it does not suit, see `kernel_matrix`."""
-    palette = kernel_matrix(weights, name, (bits,))
+    palette = kernel_matrix(weights, name, bits)
     return PackedMatrix(torch.from_numpy(pack(palette.indices, bits)), torch.from_numpy(palette.codebook))
 
 

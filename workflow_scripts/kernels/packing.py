@@ -8,6 +8,9 @@ uint32. A kernel casts each word to `uint` and sees the same bits.
 import numpy as np
 
 WORD_BITS = 32
+GROUP_ROWS = 32
+"""Rows of one palette group and of one threadgroup: a threadgroup stages exactly one codebook row."""
+
 _WORD = np.dtype("<i4")
 
 

@@ -1,6 +1,9 @@
-"""The host's side of a `head_argmax_metal`: one token from the tiles' maxima, in numpy."""
+"""The contract of a `head_argmax_metal` and the host's side of it: one token from the tiles' maxima, in numpy."""
 
 import numpy as np
+
+TILE_ROWS = 8
+"""Rows of the vocabulary behind one partial maximum (published contract: 262144 / 8 = 32768 partials)."""
 
 
 def chosen_token(values: np.ndarray, indices: np.ndarray) -> int:

@@ -3,11 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from workflow_scripts.kernels.matrices import GROUP_ROWS
-from workflow_scripts.kernels.packing import WORD_BITS
-
-TILE_ROWS = 8
-"""Rows of the vocabulary behind one partial maximum (published contract: 262144 / 8 = 32768 partials)."""
+from workflow_scripts.kernels.packing import GROUP_ROWS, WORD_BITS
+from workflow_scripts.kernels.partials import TILE_ROWS
 
 
 def expand(words: Tensor, codebook: Tensor, bits: int) -> Tensor:

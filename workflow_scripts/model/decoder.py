@@ -1,17 +1,18 @@
 """The Gemma 4 text decoder: 35 layers for E2B, read top to bottom.
 
-One token at a time and whole sequences use the same code: the caller gives the K/V of past positions (or none)
-and additive masks over past and current columns. The residual stream is float32 in every precision: it has
-the largest values of the model, and it saves two casts per norm.
+One token at a time and whole sequences use the same code: the caller gives the K/V of past positions (or none), or
+keeps all K/V itself, and additive masks over the columns that attention sees. The residual stream is float32 in every
+precision: it has the largest values of the model, and it saves two casts per norm.
 Source: HF transformers, models/gemma4/modeling_gemma4.py (Gemma4TextDecoderLayer, Gemma4TextModel).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from workflow_scripts.checkpoint.text_config import TextConfig
+from workflow_scripts.checkpoint.text_config import FULL, SLIDING, TextConfig
 from workflow_scripts.model.attention import Attention, KeyValue, Rotation
 from workflow_scripts.model.linear import LinearFactory
 from workflow_scripts.model.norm import RMSNorm, as_dtype
@@ -118,19 +119,39 @@ class Decoder(nn.Module):
         context part, already combined); position_ids [1, S]; masks: layer type -> additive [1, 1, S, past + S];
         past: layer index -> K/V of earlier positions, empty for a whole sequence.
         """
+        current: dict[int, KeyValue] = {}
+
+        def append(layer: int, new: KeyValue) -> KeyValue:
+            current[layer] = new
+            return _append(past.get(layer), new)
+
+        hidden = self.walk(inputs_embeds, per_layer_inputs, position_ids, masks, append)
+        return DecoderOutput(hidden, current)
+
+    def walk(
+        self,
+        inputs_embeds: Tensor,
+        per_layer_inputs: Tensor,
+        position_ids: Tensor,
+        masks: dict[str, Tensor],
+        remember: Callable[[int, KeyValue], KeyValue],
+    ) -> Tensor:
+        """Final-normed hidden states [1, S, hidden] of S positions; inputs as for `forward`.
+
+        `remember` takes the current K/V of a layer that owns some and returns all that is seen, T columns; masks:
+        layer type -> additive [1, 1, S, T].
+        """
         rotations = {kind: Rotation(*rotary(position_ids)) for kind, rotary in self.rotary.items()}
         h = as_dtype(inputs_embeds, torch.float32)
-        current: dict[int, KeyValue] = {}
-        seen: dict[int, KeyValue] = {}  # past and current, by the layer that produced it
+        seen: dict[int, KeyValue] = {}  # by the layer that produced it
         for index, layer in enumerate(self.layers):
             kind, producer = self.config.layer_types[index], self.config.producer(index)
             x = layer.attention_input(h)
             if producer == index:
-                current[index] = layer.self_attn.key_value(x, rotations[kind])
-                seen[index] = _append(past.get(index), current[index])
+                seen[index] = remember(index, layer.self_attn.key_value(x, rotations[kind]))
             ple = per_layer_inputs[:, :, index]
             h = layer(h, x, ple, rotations[kind], masks[kind], seen[producer])
-        return DecoderOutput(as_dtype(self.norm(h), self.dtype), current)
+        return as_dtype(self.norm(h), self.dtype)
 
 
 def _append(past: KeyValue | None, new: KeyValue) -> KeyValue:
@@ -141,9 +162,21 @@ def _append(past: KeyValue | None, new: KeyValue) -> KeyValue:
 
 def causal_masks(config: TextConfig, length: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Additive masks [1, 1, S, S] of a whole sequence: full, and sliding (W keys including the own one)."""
-    distance = torch.arange(length)[:, None] - torch.arange(length)[None]
-    visible = {
-        "full_attention": distance >= 0,
-        "sliding_attention": (distance >= 0) & (distance < config.sliding_window),
+    positions = torch.arange(length)
+    return linear_masks(config, positions, positions, dtype)
+
+
+def linear_masks(
+    config: TextConfig, queries: Tensor, columns: Tensor, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Additive masks [1, 1, S, T] of positions `queries` [S] over columns that hold the positions `columns` [T]."""
+    distance = queries[:, None] - columns[None]
+    return {
+        FULL: additive(distance >= 0, dtype),
+        SLIDING: additive((distance >= 0) & (distance < config.sliding_window), dtype),
     }
-    return {kind: torch.where(ok, 0.0, MASKED).to(dtype)[None, None] for kind, ok in visible.items()}
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """bool [S, T] -> additive mask [1, 1, S, T]."""
+    return as_dtype(torch.where(visible, 0.0, MASKED), dtype)[None, None]

@@ -9,6 +9,13 @@ from torch import Tensor, nn
 from workflow_scripts.model.norm import RMSNorm, as_dtype, as_float32
 
 
+def gather_rows(rows: Tensor, scale: Tensor, input_ids: Tensor) -> Tensor:
+    """int8 [V, width] and float32 [V] by ids [1, 1] int32 -> [1, 1, width] float32; nothing else is expanded."""
+    ids = input_ids.reshape(-1)
+    picked = torch.index_select(rows, 0, ids).to(torch.float32)
+    return (picked * torch.index_select(scale, 0, ids)[:, None])[None]
+
+
 class RowTable(nn.Module):
     """A table of int8 rows with one scale per row; only the asked rows are ever expanded."""
 
@@ -19,9 +26,7 @@ class RowTable(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """[1, 1] int32 -> [1, 1, width] float32."""
-        ids = input_ids.reshape(-1)
-        picked = torch.index_select(self.rows, 0, ids).to(torch.float32)
-        return (picked * torch.index_select(self.scale, 0, ids)[:, None])[None]
+        return gather_rows(self.rows, self.scale, input_ids)
 
 
 class GatherEmbeds(nn.Module):
@@ -36,32 +41,40 @@ class GatherEmbeds(nn.Module):
         return as_dtype(self.table(input_ids) * self.scale, self.dtype)
 
 
-class GatherPerLayer(nn.Module):
-    """Function `gather_per_layer`: ids and embeddings -> per_layer_inputs [1, 1, layers, ple_dim].
+class PerLayerMix(nn.Module):
+    """Embedding and token part -> per_layer_inputs [1, 1, layers, ple_dim] float32.
 
-    The context part is projected from the embedding, scaled, and normed per layer with one shared weight; the
-    token part is the table's row; both are added and scaled by 2^-0.5.
+    The context part is projected from the embedding, scaled, and normed per layer with one shared weight; both parts
+    are added and scaled by 2^-0.5. `dtype` is the type that the projection takes.
     """
 
     def __init__(
         self,
-        table: RowTable,
         projection: nn.Module,
         norm: RMSNorm,
         layers: int,
-        token_scale: float,
         projection_scale: float,
         input_scale: float,
-        dtype: torch.dtype,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.table, self.projection, self.norm, self.layers = table, projection, norm, layers
-        self.token_scale, self.projection_scale, self.input_scale = token_scale, projection_scale, input_scale
-        self.dtype = dtype
+        self.projection, self.norm, self.layers, self.dtype = projection, norm, layers, dtype
+        self.projection_scale, self.input_scale = projection_scale, input_scale
+
+    def forward(self, inputs_embeds: Tensor, token: Tensor) -> Tensor:
+        """inputs_embeds [1, 1, hidden] scaled by sqrt(hidden); token [1, 1, layers, ple_dim], by sqrt(ple_dim)."""
+        context = as_float32(self.projection(as_dtype(inputs_embeds, self.dtype))) * self.projection_scale
+        return (self.norm(context.reshape(1, 1, self.layers, -1)) + token) * self.input_scale
+
+
+class GatherPerLayer(nn.Module):
+    """Function `gather_per_layer`: ids and embeddings -> per_layer_inputs [1, 1, layers, ple_dim]."""
+
+    def __init__(self, table: RowTable, mix: PerLayerMix, token_scale: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.table, self.mix, self.token_scale, self.dtype = table, mix, token_scale, dtype
 
     def forward(self, input_ids: Tensor, inputs_embeds: Tensor) -> Tensor:
         """See the class."""
-        shape = (1, 1, self.layers, -1)
-        token = self.table(input_ids).reshape(shape) * self.token_scale
-        context = self.projection(as_float32(inputs_embeds)) * self.projection_scale
-        return as_dtype((self.norm(context.reshape(shape)) + token) * self.input_scale, self.dtype)
+        token = self.table(input_ids).reshape(1, 1, self.mix.layers, -1) * self.token_scale
+        return as_dtype(self.mix(inputs_embeds, token), self.dtype)

@@ -136,11 +136,14 @@ def compile_kernel(source: str, kernel: str, mode: str, folder: Path) -> Compile
 
 
 def _runtime_object(compiler: Compiler, mode: str, folder: Path) -> Path:
-    """The scheduler, compiled once per mode and never instrumented: it moves between stacks."""
+    """The scheduler, compiled once per mode and never instrumented: it moves between stacks.
+
+    -O2 would take half as long again to compile and make a full-size head 5% faster (measured).
+    """
     define = [flag for flag in _SANITIZERS[mode] if flag.startswith("-D")]
     flags = (
         *_COMMON,
-        "-O2",
+        "-O1",
         *define,
         *(("-fcf-protection=none",) if platform.machine() in ("x86_64", "AMD64") else ()),
     )

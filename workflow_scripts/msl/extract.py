@@ -1,19 +1,23 @@
 """The Metal kernels of a finished bundle, with everything that is needed to run them."""
 
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-from coreai.authoring.asset import AIModelAsset
 
-from workflow_scripts.coreai import private
-from workflow_scripts.coreai.bytecode import Constant, read_constants
+from workflow_scripts.coreai.bytecode import read_constants
+from workflow_scripts.coreai.isolated import isolated
 from workflow_scripts.errors import UserError
+from workflow_scripts.msl.calls import Argument, KernelCall, Result
 from workflow_scripts.msl.signature import buffer_names
 
+if TYPE_CHECKING:
+    from workflow_scripts.coreai import private
+
+_PROGRAM = "main.mlirb"
 _DTYPES = {
     "f16": np.dtype(np.float16),
     "f32": np.dtype(np.float32),
@@ -28,96 +32,99 @@ _DTYPES = {
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)(\w+)[,>]")
 
 
-@dataclass(frozen=True, eq=False)
-class Argument:
-    """One input of a kernel; axes in torch's order. `constant` is None for a value that the graph computes."""
-
-    name: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    constant: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class Result:
-    """One output of a kernel; axes in torch's order."""
-
-    name: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class KernelCall:
-    """One call of a kernel in a bundle: its source as shipped, its inputs and outputs, its dispatch in threads."""
-
-    function: str
-    name: str
-    source: str
-    arguments: tuple[Argument, ...]
-    results: tuple[Result, ...]
-    grid: tuple[int, int, int]
-    threadgroup: tuple[int, int, int]
-
-
 def extract(bundle: Path) -> list[KernelCall]:
     """Every call of a Metal kernel, in program order. Large constants are views of the mapped main.mlirb.
 
-    A damaged program aborts the process that loads it: see `coreai.isolated`. Raises UserError for a folder that is
-    no bundle and for a constant or dtype that cannot be read.
+    The program is loaded in a child process, which a damaged one aborts. Raises ChildDied then, and UserError for a
+    folder that is no bundle and for a constant or dtype that cannot be read.
     """
-    path = bundle / "main.mlirb"
-    if not path.is_file():
-        raise UserError(f"{bundle} is no .aimodel folder: it has no main.mlirb")
-    stored = {constant.name: constant for constant in read_constants(path)}
-    program = AIModelAsset.load(bundle).program
-    return [_call(path, stored, operation) for operation in private.kernel_operations(program)]
+    if not (bundle / _PROGRAM).is_file():
+        raise UserError(f"{bundle} is no .aimodel folder: it has no {_PROGRAM}")
+    return read_calls(bundle, isolated(describe, bundle=str(bundle)))
 
 
-def distinct(calls: Sequence[KernelCall]) -> list[list[KernelCall]]:
-    """Calls grouped by what they execute: source but for the kernel's counted name, shapes, dtypes and dispatch."""
-    groups: dict[tuple, list[KernelCall]] = {}
-    for call in calls:
-        shapes = tuple((value.dtype.str, value.shape) for value in (*call.arguments, *call.results))
-        key = (call.source.replace(call.name, "KERNEL"), shapes, call.grid, call.threadgroup)
-        groups.setdefault(key, []).append(call)
-    return list(groups.values())
+def read_calls(bundle: Path, described: dict[str, np.ndarray]) -> list[KernelCall]:
+    """The calls of a bundle from what `describe` says of it; raises UserError as `extract` does."""
+    path = bundle / _PROGRAM
+    return [
+        _call(path, record, described, number)
+        for number, record in enumerate(json.loads(described["calls"].tobytes()))
+    ]
 
 
-def _call(path: Path, stored: dict[str, Constant], operation: private.KernelOperation) -> KernelCall:
-    names = buffer_names(operation.source, operation.name)
-    count = len(operation.inputs)
-    if len(names) != count + len(operation.result_types):
+def describe(bundle: str) -> dict[str, np.ndarray]:
+    """To be run by `isolated`: what a bundle's kernel calls are.
+
+    `calls` is a JSON text in bytes; `CALL.INPUT` holds the elements of a constant that is no blob of the file.
+    """
+    from coreai.authoring.asset import AIModelAsset
+
+    from workflow_scripts.coreai import private
+
+    stored = {constant.name: constant for constant in read_constants(Path(bundle) / _PROGRAM)}
+    operations = private.kernel_operations(AIModelAsset.load(Path(bundle)).program)
+    records, elements = [], {}
+    for number, operation in enumerate(operations):
+        inputs = []
+        for index, value in enumerate(operation.inputs):
+            blob = stored.get(value.resource or "")
+            # A resource that is not there has no bytes: what reads the record says so.
+            place = [blob.offset, blob.size] if blob else [0, 0] if value.resource is not None else None
+            inputs.append({"type": value.type_text, "place": place})
+            if value.elements is not None:
+                elements[f"{number}.{index}"] = value.elements
+        records.append(_record(operation, inputs))
+    return {"calls": np.frombuffer(json.dumps(records).encode(), np.uint8), **elements}
+
+
+def _record(operation: "private.KernelOperation", inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "function": operation.graph,
+        "name": operation.name,
+        "source": operation.source,
+        "inputs": inputs,
+        "results": operation.result_types,
+        "grid": operation.grid,
+        "threadgroup": operation.threadgroup,
+    }
+
+
+def _call(path: Path, record: dict[str, Any], described: dict[str, np.ndarray], number: int) -> KernelCall:
+    kernel, inputs, results = record["name"], record["inputs"], record["results"]
+    names = buffer_names(record["source"], kernel)
+    count = len(inputs)
+    if len(names) != count + len(results):
         raise UserError(
-            f"{path.parent.name}: kernel {operation.name} declares {len(names)} buffers, but the program gives it "
-            f"{count} arguments and {len(operation.result_types)} results"
+            f"{path.parent.name}: kernel {kernel} declares {len(names)} buffers, but the program gives it "
+            f"{count} arguments and {len(results)} results"
         )
     arguments = tuple(
-        _argument(path, stored, name, value)
-        for name, value in zip(names[:count], operation.inputs, strict=True)
-    )
-    results = tuple(
-        Result(name, *_tensor_type(text, name))
-        for name, text in zip(names[count:], operation.result_types, strict=True)
+        _argument(path, name, value["type"], value["place"], described.get(f"{number}.{index}"))
+        for index, (name, value) in enumerate(zip(names[:count], inputs, strict=True))
     )
     return KernelCall(
-        operation.graph,
-        operation.name,
-        operation.source,
+        record["function"],
+        kernel,
+        record["source"],
         arguments,
-        results,
-        operation.grid,
-        operation.threadgroup,
+        tuple(
+            Result(name, *_tensor_type(text, name)) for name, text in zip(names[count:], results, strict=True)
+        ),
+        tuple(record["grid"]),
+        tuple(record["threadgroup"]),
     )
 
 
-def _argument(path: Path, stored: dict[str, Constant], name: str, value: private.KernelValue) -> Argument:
-    dtype, shape = _tensor_type(value.type_text, name)
-    if value.resource is not None:
-        return Argument(name, dtype, shape, _mapped(path, stored.get(value.resource), dtype, shape))
-    if value.elements is None:
+def _argument(
+    path: Path, name: str, type_text: str, place: list[int] | None, elements: np.ndarray | None
+) -> Argument:
+    """`place` is (offset, size) of a constant's blob, `elements` are those of another constant."""
+    dtype, shape = _tensor_type(type_text, name)
+    if place is not None:
+        return Argument(name, dtype, shape, _mapped(path, place, dtype, shape))
+    if elements is None:
         return Argument(name, dtype, shape, None)
-    return Argument(name, dtype, shape, np.broadcast_to(value.elements.astype(dtype, copy=False), shape))
+    return Argument(name, dtype, shape, np.broadcast_to(elements.astype(dtype, copy=False), shape))
 
 
 def _tensor_type(text: str, name: str) -> tuple[np.dtype, tuple[int, ...]]:
@@ -128,8 +135,9 @@ def _tensor_type(text: str, name: str) -> tuple[np.dtype, tuple[int, ...]]:
     return _DTYPES[found[2]], tuple(int(axis) for axis in found[1].split("x") if axis)
 
 
-def _mapped(path: Path, place: Constant | None, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+def _mapped(path: Path, place: list[int], dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    offset, found = place
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if place is None or place.size != size:
+    if found != size:
         raise UserError(f"{path} is damaged: it lacks a constant of {size} bytes that a Metal kernel takes")
-    return np.memmap(path, dtype, "r", place.offset, shape)
+    return np.memmap(path, dtype, "r", offset, shape)

@@ -17,7 +17,13 @@ class KernelFault(UserError):
         super().__init__(f"kernel {kernel}: {kind}: {message}")
         self.kind, self.kernel = kind, kernel
 
+    @property
+    def lines(self) -> list[int]:
+        """The lines of the Metal source that the message names, as they are counted in the bundle."""
+        return [int(line) for pair in _LINES.findall(str(self)) for line in pair if line]
 
+
+_LINES = re.compile(r"\bline (\d+)(?: and (\d+))?")
 _PLACE = re.compile(r"kernel\.metal:(\d+)")
 # What a sanitizer's report says -> kind of the fault.
 _REPORTS = (

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from workflow_scripts.errors import UserError
+from workflow_scripts.msl.calls import KernelCall, Result
 from workflow_scripts.msl.compiler import Compiled
-from workflow_scripts.msl.extract import KernelCall, Result
 from workflow_scripts.msl.faults import KernelFault, fault_from
 
 Size = tuple[int, int, int]

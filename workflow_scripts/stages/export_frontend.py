@@ -8,7 +8,7 @@ import torch
 
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.coreai.convert import Function, save_bundle
-from workflow_scripts.model.frontend import GatherEmbeds, GatherPerLayer, RowTable
+from workflow_scripts.model.frontend import GatherEmbeds, GatherPerLayer, PerLayerMix, RowTable
 from workflow_scripts.model.linear import DenseLinear
 from workflow_scripts.model.norm import RMSNorm
 from workflow_scripts.model.signature import COMPUTE_DTYPES, frontend
@@ -27,15 +27,18 @@ def run(job: Job) -> None:
         tables.meta.embed_scale_main,
         dtype,
     )
-    per_layer = GatherPerLayer(
-        RowTable(torch.from_numpy(tables.per_layer_rows), torch.from_numpy(tables.per_layer_scale)),
+    mix = PerLayerMix(
         DenseLinear(torch.from_numpy(tables.projection)),
         RMSNorm(torch.from_numpy(tables.projection_norm), tables.meta.rms_eps),
         layers=tables.meta.layers,
-        token_scale=tables.meta.embed_scale_pl,
         projection_scale=tables.meta.proj_scale,
         input_scale=tables.meta.input_scale,
-        dtype=dtype,
+    )
+    per_layer = GatherPerLayer(
+        RowTable(torch.from_numpy(tables.per_layer_rows), torch.from_numpy(tables.per_layer_scale)),
+        mix,
+        tables.meta.embed_scale_pl,
+        dtype,
     )
     modules = {"gather_embeds": embeds, "gather_per_layer": per_layer}
     functions = [Function(name, module, specs[name]) for name, module in modules.items()]

@@ -1,26 +1,15 @@
 """Stage: weights -> host-cache core with the MLP in the Metal kernel `palette_matvec_int4`.
 
 A stage of its own, so that an edit of another kernel does not rebuild it.
-Inputs: weights (of the MLP), attention_weights (of all else).
 Params: compute `fp32`|`fp16`, context (past columns of the caches).
 """
 
-import torch
-
-from workflow_scripts.coreai.convert import Function, save_bundle
-from workflow_scripts.kernels import palette_matvec_int4
-from workflow_scripts.model.metal_core import core_description, metal_core
-from workflow_scripts.model.signature import COMPUTE_DTYPES, hostcache_metal
-from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.coreai.metal_core_bundle import save_metal_core
+from workflow_scripts.kernels.palette_matvec_int4 import KERNEL, linears
 from workflow_scripts.stages.job import Job
 
 
 def run(job: Job) -> None:
     """Fill `job.out` with the bundle."""
-    weights, attention = (Weights.open(job.inputs[name]) for name in ("weights", "attention_weights"))
-    compute = job.params["compute"]
-    spec = hostcache_metal(weights.config, job.params["context"], compute)["main"]
-    dtype = getattr(torch, COMPUTE_DTYPES[compute])
-    core = metal_core(weights, attention, palette_matvec_int4.linears(weights), dtype)
-    description = core_description(weights, attention, compute)
-    save_bundle([Function("main", core, spec)], job.out, description, [palette_matvec_int4.KERNEL])
+    context, compute = job.params["context"], job.params["compute"]
+    save_metal_core(job.inputs["weights"], KERNEL, linears, context=context, compute=compute, out=job.out)

@@ -28,7 +28,9 @@ def _compare(verdict: Verdict, job: Job) -> None:
     evidence = numbers.Evidence(oracle, Weights.open(job.inputs["weights"]), job.inputs["reference"])
     if not numbers.check_evidence(verdict, evidence):
         return
-    if form == "hostcache_core":
-        numbers.gate_core(verdict, bundle, evidence, compute, job.params["context"])
+    if form in numbers.CORE_ERRORS:
+        numbers.gate_core(verdict, bundle, evidence, form, compute, job.params["context"])
+    elif form == "head_argmax_metal":
+        numbers.gate_partial_head(verdict, bundle, evidence, compute)
     else:
         numbers.gate_head(verdict, bundle, evidence, form, compute)

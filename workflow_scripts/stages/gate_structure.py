@@ -30,8 +30,7 @@ def _claim(job: Job) -> Claim:
         constants = stored_weights.frontend_constants(RawTables.open(job.inputs["tables"]))
         return Claim(interface, said | {"tables": "int8"}, constants)
     weights = Weights.open(job.inputs["weights"])
-    said |= {"recipe": weights.recipe}
-    if form != "hostcache_core":
-        return Claim(interface, said, stored_weights.head_constants(weights, compute))
-    known = stored_weights.rotary_constants(checkpoint.config)
-    return Claim(interface, said, stored_weights.core_constants(weights, compute), known)
+    constants = stored_weights.bundle_constants(form, weights, compute)
+    is_core = form in stored_weights.CORES
+    known = stored_weights.rotary_constants(checkpoint.config) if is_core else frozenset()
+    return Claim(interface, said | {"recipe": weights.recipe}, constants, known)

@@ -1,12 +1,13 @@
 """Gate stages `tokens` and `long_run` over one packaged folder.
 
 Params: gate, `tokens` for the dialogues under 256 positions or `long_run` for the others. Inputs: folder, oracle,
-checkpoint.
+checkpoint; and tables_folder where another folder's tables give the embeddings.
 """
 
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.coreai.isolated import isolated
 from workflow_scripts.gates.oracle import Oracle
+from workflow_scripts.gates.tables_folder import gate_tables_folder
 from workflow_scripts.gates.tokens import dialogues_of, gate_dialogue, gate_tokenizer
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.release import driver
@@ -27,8 +28,10 @@ def _compare(verdict: Verdict, job: Job) -> None:
     dialogues = dialogues_of(verdict, oracle, job.params["gate"] == "long_run")
     if not dialogues:
         return
-    plan = Plan.open(job.inputs["folder"])
-    tokenizer = ChatTokenizer.open(job.inputs["folder"] / plan.tokenizer)
+    folder = job.inputs["folder"]
+    plan = Plan.open(folder)
+    gate_tables_folder(verdict, plan.tables_elsewhere(folder), job.inputs.get("tables_folder"))
+    tokenizer = ChatTokenizer.open(folder / plan.tokenizer)
     config = Checkpoint.open(job.inputs["checkpoint"]).config
     shape = plan.text == host_text(config)
     verdict.check("plan: shape of the decoder", shape, "the checkpoint's", "equal" if shape else "another")
@@ -40,6 +43,6 @@ def _compare(verdict: Verdict, job: Job) -> None:
             encoded = tokenizer.encode_chat(dialogue.messages)
             gate_tokenizer(verdict, dialogue, encoded, tokenizer.decode(dialogue.output_ids))
     ids = {dialogue.name: dialogue.fed_ids for dialogue in dialogues}
-    chosen = isolated(driver.follow, folder=str(job.inputs["folder"]), dialogues=ids)
+    chosen = isolated(driver.follow, folder=str(folder), dialogues=ids)
     for dialogue in dialogues:
         gate_dialogue(verdict, dialogue, chosen[dialogue.name])

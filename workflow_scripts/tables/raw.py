@@ -100,20 +100,23 @@ class RawTables:
         self._check(ids)
         return _gather(self.embed_rows, self.embed_scale, ids) * np.float32(self.meta.embed_scale_main)
 
+    def token_part(self, ids: np.ndarray) -> np.ndarray:
+        """The per-layer table's rows, scaled: float32 [S, L, ld] of token ids [S]. Raises UserError like `embed`."""
+        self._check(ids)
+        rows = _gather(self.per_layer_rows, self.per_layer_scale, ids) * np.float32(self.meta.embed_scale_pl)
+        return rows.reshape(len(ids), self.meta.layers, self.meta.layer_size)
+
     def per_layer_inputs(self, ids: np.ndarray, embeds: np.ndarray) -> np.ndarray:
         """The decoder's per-layer inputs, float32 [S, L, ld], of token ids [S] and their `embed` [S, D].
 
         The token's own part plus the normalized projection of its embedding, each divided by sqrt(2)
         (HF `modeling_gemma4.py`: get_per_layer_inputs, project_per_layer_inputs).
         """
-        self._check(ids)
-        meta = self.meta
-        shape = (len(ids), meta.layers, meta.layer_size)
-        tokens = _gather(self.per_layer_rows, self.per_layer_scale, ids) * np.float32(meta.embed_scale_pl)
-        context = ((embeds @ self.projection.T) * np.float32(meta.proj_scale)).reshape(shape)
+        meta, tokens = self.meta, self.token_part(ids)
+        context = ((embeds @ self.projection.T) * np.float32(meta.proj_scale)).reshape(tokens.shape)
         mean_square = np.mean(context * context, axis=-1, keepdims=True)
         context = context / np.sqrt(mean_square + np.float32(meta.rms_eps)) * self.projection_norm
-        return (context + tokens.reshape(shape)) * np.float32(meta.input_scale)
+        return (context + tokens) * np.float32(meta.input_scale)
 
     def _check(self, ids: np.ndarray) -> None:
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):

@@ -1,0 +1,38 @@
+"""What the exports of graph form `hostcache_metal` share: each brings its own kernel."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from coreai_torch import TorchMetalKernel
+
+from workflow_scripts.coreai.convert import Function, save_bundle
+from workflow_scripts.model.linear import LinearFactory
+from workflow_scripts.model.metal_core import metal_core
+from workflow_scripts.model.signature import COMPUTE_DTYPES, hostcache_metal
+from workflow_scripts.quantize.weights import Weights
+
+
+def save_metal_core(
+    tree: Path,
+    kernel: TorchMetalKernel,
+    mlp: Callable[[Weights], LinearFactory],
+    *,
+    context: int,
+    compute: str,
+    out: Path,
+) -> None:
+    """Write the core of a weights artifact into the folder `out`; `mlp` makes its layers that call `kernel`.
+
+    Raises UserError naming a matrix that the kernel cannot take, and for a context beyond the model's.
+    """
+    weights = Weights.open(tree)
+    spec = hostcache_metal(weights.config, context, compute)["main"]
+    core = metal_core(weights, mlp(weights), getattr(torch, COMPUTE_DTYPES[compute]))
+    description = {
+        "form": "hostcache_metal",
+        "recipe": weights.recipe,
+        "compute": compute,
+        "checkpoint": weights.checkpoint_digest,
+    }
+    save_bundle([Function("main", core, spec)], out, description, [kernel])
