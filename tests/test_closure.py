@@ -28,7 +28,8 @@ def test_every_stage_has_a_runnable_module_and_known_tools(stage):
 
 def test_an_authoring_module_belongs_to_the_stages_that_import_it():
     users = {stage for stage in STAGES if "model/frontend.py" in names(stage)}
-    assert users == {"export_frontend"}
+    assert users == {"export_frontend", "export_decode", "export_decode_tbl", "export_decode_ring"}
+    assert {stage for stage in STAGES if "model/ring_core.py" in names(stage)} == {"export_ring_core"}
     decoders = {stage for stage in STAGES if "model/decoder.py" in names(stage)}
     assert {"export_hostcache", "reference"} <= decoders
     assert not decoders & {"export_head", "export_frontend", "weights", "tables", "oracle"}
