@@ -11,6 +11,8 @@ SNAKEMAKE_FLAGS ?=
 ENV := .venv
 PINS := envs/requirements.txt
 STATE := $(ENV)/pins.state
+# Files of tests side by side; each worker makes the shared fixtures for itself, so more than four gain nothing.
+PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 RUN := PATH="$(CURDIR)/$(ENV)/bin:$$PATH" "$(CURDIR)/$(ENV)/bin/python"
 SNAKEMAKE := $(RUN) -m snakemake --cores $(JOBS)
 
@@ -32,10 +34,10 @@ release: environment
 	@$(SNAKEMAKE) release $(if $(CONFIG),--configfile "$(CONFIG)") $(SNAKEMAKE_FLAGS)
 
 test: environment
-	@$(RUN) -m pytest
+	@$(RUN) $(PYTEST)
 
 test-unit: environment
-	@$(RUN) -m pytest -m "not end_to_end"
+	@$(RUN) $(PYTEST) -m "not end_to_end"
 
 lint: environment
 	@$(RUN) -m ruff check .

@@ -5,11 +5,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 # Child processes of the package (stages, isolated runs) find it from any working directory.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+# The same examples in every run; no deadline, since a busy machine takes its time.
+settings.register_profile("project", deadline=None, derandomize=True, database=None)
+settings.load_profile("project")
 
 TINY = ROOT / "resources" / "gemma-4-tiny"
 

@@ -21,7 +21,7 @@ from workflow_scripts.doctor import read_pins
 ROOT = Path(__file__).parents[1]
 PINS_FILE = ROOT / "envs/requirements.txt"
 PINS = read_pins(PINS_FILE)
-TOOLS = {"snakemake", "pytest", "ruff", "snakefmt"}  # run, not imported
+TOOLS = {"snakemake", "pytest", "pytest-xdist", "ruff", "snakefmt"}  # run, not imported
 DISTRIBUTIONS = {"coreai": "coreai-core", "yaml": "pyyaml"}
 
 

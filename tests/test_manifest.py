@@ -95,7 +95,7 @@ def test_figures_of_the_host_are_checked_but_not_in_the_digest(tmp_path):
 
 
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=3), st.binary(max_size=9), min_size=1, max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_digest_depends_on_names_and_bytes_only(tmp_path_factory, content):
     entries = [
         manifest.FileEntry(n, len(d), files.hashlib.sha256(d).hexdigest()) for n, d in sorted(content.items())

@@ -103,7 +103,7 @@ TREES = st.dictionaries(
 ).filter(lambda tree: not any(a != b and b.startswith(f"{a}/") for a in tree for b in tree))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree=TREES, limit=st.sampled_from([0, 10, 2**20]))
 def test_any_tree_comes_back_with_its_modes(tmp_path_factory, tree, limit):
     home = tmp_path_factory.mktemp("trip")

@@ -253,7 +253,7 @@ def test_a_value_that_is_not_finite_is_refused_by_name(checkpoint, tmp_path, nam
 FINITE = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(hnp.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=FINITE))
 def test_row_quantizer_keeps_its_bounds(rows):
     quantized, scale = quantize_rows(rows)

@@ -73,7 +73,7 @@ def test_a_flipped_byte_in_any_file_names_that_file(built: Path, capsys: pytest.
     assert not problems(built)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@settings(max_examples=250)
 @examples(data=st.data())
 def test_a_flipped_byte_anywhere_in_the_records_is_told_apart(built: Path, data: st.DataObject) -> None:
     path = built / data.draw(st.sampled_from(["release.json", "SHA256SUMS", "measured.json", "README.md"]))
@@ -85,7 +85,7 @@ def test_a_flipped_byte_anywhere_in_the_records_is_told_apart(built: Path, data:
         path.write_bytes(before)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @examples(data=st.data())
 def test_two_altered_files_are_both_named(built: Path, data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(files_of(built)), min_size=2, max_size=2, unique=True))
@@ -237,7 +237,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200)
 @examples(st.dictionaries(st.text().filter(lambda key: key != seal.KEY), values, max_size=4), st.data())
 def test_a_seal_holds_and_breaks(document: dict, data: st.DataObject) -> None:
     try:
@@ -256,7 +256,7 @@ names = st.text(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200)
 @examples(st.dictionaries(names, st.binary(min_size=32, max_size=32).map(bytes.hex), max_size=5))
 def test_sums_come_back(digests: dict[str, str]) -> None:
     assert sums.parse_sums(sums.format_sums(digests).encode()) == digests
