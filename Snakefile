@@ -43,7 +43,7 @@ rule gates:
     input:
         list(all_gates().values()),
     message:
-        "gates: all passed"
+        "gates: none failed"
 
 
 rule bundles:
@@ -51,3 +51,7 @@ rule bundles:
         [result("bundles", name) for name in BUNDLES],
     message:
         f"bundles: {RESULTS}/bundles"
+
+
+onsuccess:
+    say_not_run()

@@ -11,10 +11,11 @@ from snakemake.exceptions import WorkflowError
 
 from workflow_scripts.checkpoint.needed import LOCAL, local_inputs
 from workflow_scripts.closure import stage_host, stage_sources, stage_tools
-from workflow_scripts.config import GATES, load_config
+from workflow_scripts.config import GATES, KERNEL_BITS, load_config
 from workflow_scripts.errors import UserError
 from workflow_scripts.job_environment import share_with_jobs, store_arguments
 from workflow_scripts.manifest import forget_damaged
+from workflow_scripts.release.gate_results import not_run
 
 share_with_jobs(Path(workflow.basedir))
 
@@ -109,6 +110,29 @@ def bundle_json(wildcards):
     return to_json(form=artifact.form, compute=artifact.compute, context=CONFIG.context)
 
 
+def kernel_stage(wildcards):
+    """The stage that exports a bundle with Metal kernels: one per kernel, so that an edit of one reruns no other."""
+    artifact = BUNDLES[wildcards.bundle]
+    part = {"hostcache_metal": "core", "head_argmax_metal": "head"}[artifact.form]
+    return f"export_metal_{part}_int{KERNEL_BITS[artifact.recipe]}"
+
+
+def kernel_code(wildcards):
+    """Source files of that stage."""
+    return code(kernel_stage(wildcards))
+
+
+def kernel_tools(wildcards):
+    """Tools of that stage."""
+    return tools(kernel_stage(wildcards))
+
+
+def kernels_json(wildcards):
+    """Parameters of the gate over a bundle's kernels."""
+    artifact = BUNDLES[wildcards.bundle]
+    return to_json(form=artifact.form, compute=artifact.compute)
+
+
 def bundle_weights(wildcards):
     """The weights a bundle is made of."""
     return result("weights", BUNDLES[wildcards.bundle].recipe)
@@ -199,9 +223,25 @@ def package_json(wildcards):
         driver=folder.driver,
         bundles={role: published(key) for role, key in folder.bundles.items()},
         tables=[published(key) for key in folder.tables],
+        tables_in=tables_in(folder),
         tokenizer=folder.tokenizer,
         context=CONFIG.context,
     )
+
+
+def tables_in(folder):
+    """The other folder that a folder takes its tables from, with their names; None where it needs none."""
+    if folder.tables_in is None:
+        return None
+    names = [published(key) for key in CONFIG.folders[folder.tables_in].tables]
+    return {"folder": folder.tables_in, "tables": names}
+
+
+def folder_evidence(wildcards):
+    """A packaged folder, and beside it the one that it takes its tables from."""
+    other = CONFIG.folders[wildcards.folder].tables_in
+    tables_folder = {"tables_folder": result("package", other)} if other else {}
+    return {"folder": result("package", wildcards.folder), **tables_folder}
 
 
 def gates_over(artifacts, kinds):
@@ -223,14 +263,26 @@ def required_gates():
     return gates_over(CONFIG.judged().values(), CONFIG.gates.required)
 
 
+def reported_gates():
+    """The gates that the release lists, whether the host can run them or not."""
+    return gates_over(CONFIG.judged().values(), CONFIG.gates.reported)
+
+
+def say_not_run():
+    """At the end of a run: which of its gates this host could not run, and why."""
+    outputs = {str(output) for job in workflow.dag.jobs for output in job.output}
+    gates = [Path(path) for path in all_gates().values() if path in outputs]
+    for line in not_run(path for path in gates if path.is_file()):  # not with --until
+        print(line, file=sys.stderr)
+
+
 def shipped_recipes():
     """Recipes of the bundles that lie in a folder."""
-    keys = [key for folder in CONFIG.folders.values() for key in folder.artifacts]
-    return sorted({CONFIG.artifacts[key].recipe for key in keys} - {None})
+    return sorted({artifact.recipe for artifact in CONFIG.shipped().values()} - {None})
 
 
 def release_contents():
-    """Folders, required verdicts, weights and checkpoint of the release."""
+    """Folders, verdicts, weights and checkpoint of the release."""
     return {
         "checkpoint": result("checkpoint", "text"),
         **{f"folder_{name}": result("package", name) for name in CONFIG.folders},
@@ -238,17 +290,15 @@ def release_contents():
             f"weights_{recipe}": result("weights", recipe)
             for recipe in shipped_recipes()
         },
-        **{f"gate_{name}": path for name, path in required_gates().items()},
+        **{
+            f"gate_{name}": path
+            for name, path in (required_gates() | reported_gates()).items()
+        },
     }
 
 
 def release_json():
     """Parameters of the release."""
-    shipped = [
-        CONFIG.artifacts[key]
-        for folder in CONFIG.folders.values()
-        for key in folder.artifacts
-    ]
     return to_json(
         model=CONFIG.model,
         slug=CONFIG.slug,
@@ -256,6 +306,6 @@ def release_json():
         required_gates=list(required_gates()),
         artifacts={
             a.published: {"form": a.form, "recipe": a.recipe, "compute": a.compute}
-            for a in shipped
+            for a in CONFIG.shipped().values()
         },
     )

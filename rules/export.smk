@@ -28,6 +28,33 @@ rule export_hostcache:
         STAGE
 
 
+rule export_kernels:
+    input:
+        weights=bundle_weights,
+        code=kernel_code,
+    output:
+        result("bundles", "{bundle}"),
+    log:
+        logs("bundles", "{bundle}"),
+    benchmark:
+        times("bundles", "{bundle}")
+    wildcard_constraints:
+        bundle=of_form("hostcache_metal", "head_argmax_metal"),
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=2000,
+    params:
+        stage=kernel_stage,
+        tools=kernel_tools,
+        inputs=named_inputs,
+        json=bundle_json,
+    message:
+        "export: {wildcards.bundle}"
+    shell:
+        STAGE
+
+
 rule export_head:
     input:
         weights=bundle_weights,

@@ -52,6 +52,32 @@ rule gate_numbers:
         STAGE
 
 
+rule gate_kernels:
+    input:
+        bundle=result("bundles", "{bundle}"),
+        weights=bundle_weights,
+        code=code("gate_kernels"),
+    output:
+        result("gates/kernels", "{bundle}"),
+    log:
+        logs("gates/kernels", "{bundle}"),
+    benchmark:
+        times("gates/kernels", "{bundle}")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=1000,
+    params:
+        stage="gate_kernels",
+        tools=tools("gate_kernels"),
+        inputs=named_inputs,
+        json=kernels_json,
+    message:
+        "gate kernels: {wildcards.bundle}"
+    shell:
+        STAGE
+
+
 rule gate_quantization:
     input:
         checkpoint=result("checkpoint", "text"),
@@ -108,7 +134,7 @@ rule gate_tables:
 
 rule gate_tokens:
     input:
-        folder=result("package", "{folder}"),
+        unpack(folder_evidence),
         oracle=result("oracle", "dialogues"),
         checkpoint=result("checkpoint", "text"),
         code=code("gate_tokens"),
@@ -137,7 +163,7 @@ rule gate_tokens:
 
 rule gate_chat:
     input:
-        folder=result("package", "{folder}"),
+        unpack(folder_evidence),
         code=code("gate_chat"),
     output:
         result("gates/chat", "{folder}"),
@@ -156,5 +182,32 @@ rule gate_chat:
         json=to_json(prompt=CONFIG.gates.chat_prompt, expect=CONFIG.gates.chat_expect),
     message:
         "gate chat: {wildcards.folder}"
+    shell:
+        STAGE
+
+
+rule gate_gpu:
+    input:
+        unpack(folder_evidence),
+        oracle=result("oracle", "dialogues"),
+        code=code("gate_gpu"),
+    output:
+        result("gates/gpu", "{folder}"),
+    log:
+        logs("gates/gpu", "{folder}"),
+    benchmark:
+        times("gates/gpu", "{folder}")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=2000,
+        gpu=1,  # two at once can hang a Mac; the profile has one
+    params:
+        stage="gate_gpu",
+        tools=tools("gate_gpu"),
+        inputs=named_inputs,
+        json=to_json(),
+    message:
+        "gate gpu: {wildcards.folder}"
     shell:
         STAGE

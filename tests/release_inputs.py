@@ -128,6 +128,7 @@ def package_params(**changes: Any) -> dict[str, Any]:
         "driver": "hostcache",
         "bundles": {"core": "tiny_core.aimodel", "head": "tiny_head.aimodel"},
         "tables": ["tiny_gather_raw"],
+        "tables_in": None,
         "tokenizer": True,
         "context": 64,
         **changes,

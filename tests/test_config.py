@@ -11,10 +11,11 @@ from tokenizers import Tokenizer
 from workflow_scripts.checkpoint.tiny_dialogues import DIALOGUES
 from workflow_scripts.config import GATES, load_config, overlay, read_config
 from workflow_scripts.configuration import meaning
-from workflow_scripts.configuration.data import DRIVERS, FORMS
+from workflow_scripts.configuration.data import DRIVERS, FORMS, KERNEL_BITS
 from workflow_scripts.configuration.shape import SCHEMA
 from workflow_scripts.errors import UserError
-from workflow_scripts.quantize.recipes import RECIPES
+from workflow_scripts.model.names import HEAD_WEIGHT
+from workflow_scripts.quantize.recipes import RECIPES, PaletteEncoding
 
 ROOT = Path(__file__).parents[1]
 MODEL_FILES = sorted(path.name for path in (ROOT / "config").glob("gemma-*.yaml"))
@@ -72,10 +73,11 @@ def test_default_is_the_embedded_model():
     assert config.artifacts["gather_raw"].published == "gemma4_gather_raw"
     assert "gather_raw" not in config.bundles()
     assert len(config.bundles()) == len(config.artifacts) - 1
-    assert config.recipes() == ("fp16", "fp32", "int8-kmeans-g32")
-    assert config.folders["macos"].can_chat
-    assert not config.folders["ios-frontend"].can_chat
-    assert config.folders["macos"].artifacts == ("frontend_int8", "core_int8", "head_argmax_int8")
+    assert config.recipes() == ("fp16", "fp32", "int4-kmeans-g32", "int8-kmeans-g32")
+    assert [name for name, folder in config.folders.items() if folder.can_chat] == ["macos", "ios-gpu"]
+    assert config.folders["macos"].artifacts == ("frontend_int8", "core_metal_int8", "head_kernel_int8")
+    assert config.folders["ios-gpu"].artifacts == ("core_metal_int4", "head_kernel_int4")
+    assert config.folders["ios-gpu"].tables_in == "ios-frontend"
     assert (ROOT / config.checkpoint.source / "model.safetensors").is_file()
 
 
@@ -112,6 +114,10 @@ def test_e2b_keeps_the_published_names():
         "gemma4_e2b_int8_head.aimodel",
         "gemma4_e2b_head_argmax_int8.aimodel",
         "gemma4_e2b_frontend_int8.aimodel",
+        "gemma4_e2b_metal_int8v3_L35.aimodel",
+        "gemma4_e2b_head_argmax_kernel.aimodel",
+        "gemma4_e2b_metal_int4km_L35.aimodel",
+        "gemma4_e2b_head_argmax_int4km.aimodel",
         "gemma4_gather_raw",
     }
     published = config.oracle.dialogues["published"]
@@ -142,8 +148,9 @@ def test_default_dialogues_are_those_of_the_embedded_model():
 
 def test_null_drops_an_inherited_entry():
     gates = "required: [structure, numbers, quantization, tokens, long_run, chat]"
+    folders = "{ios-gpu: null, ios-frontend: null}"
     config = load_config(
-        changed(f"{{folders: {{ios-frontend: null}}, artifacts: {{gather_raw: null}}, gates: {{{gates}}}}}")
+        changed(f"{{folders: {folders}, artifacts: {{gather_raw: null}}, gates: {{{gates}}}}}")
     )
     assert list(config.folders) == ["macos"]
     assert "gather_raw" not in config.artifacts
@@ -194,6 +201,7 @@ COMMIT = "3e22461f65e89153144f8adb70e3b8c2cc9845a7"
         ("folders: {../up: {tables: [gather_raw]}}", ["folders: the name '../up'"]),
         ("gates: {required: [numbrs]}", ["gates.required[0]: found 'numbrs'", "Did you mean numbers?"]),
         ("gates: {required: [tokens, tokens]}", ["gates.required", "each entry once"]),
+        ("gates: {reported: [gpus]}", ["gates.reported[0]: found 'gpus'", "Did you mean gpu?"]),
         # where the weights come from
         ("checkpoint: {source: 'hf://a/b@main'}", ["checkpoint.source", "`main`", "allow_moving_revision"]),
         ("checkpoint: {source: 'hf://a/b@3e22461'}", ["checkpoint.source", "`3e22461`", "40 hex"]),
@@ -233,6 +241,18 @@ COMMIT = "3e22461f65e89153144f8adb70e3b8c2cc9845a7"
         ("artifacts: {gather_raw: {compute: fp16}}", ["artifacts.gather_raw.compute", "leave it out"]),
         ("artifacts: {core_fp32: {compute: fp16}}", ["artifacts.core_fp32.compute", "recipe fp32"]),
         (
+            "artifacts: {core_metal_int8: {recipe: fp16}}",
+            [
+                "artifacts.core_metal_int8.recipe: found 'fp16'",
+                "form hostcache_metal read palettes",
+                "allowed: int8-kmeans-g32, int4-kmeans-g32",
+            ],
+        ),
+        (
+            "artifacts: {x: {form: head_argmax_metal, compute: fp16, name: x}}",
+            ["artifacts.x.recipe: missing"],
+        ),
+        (
             "artifacts: {core_int8: {name: '{slug}_hostcache_L{layers}_FP16'}}",
             ["artifacts.core_int8.name", "is taken by artifacts.core_fp16.name"],
         ),
@@ -259,12 +279,57 @@ COMMIT = "3e22461f65e89153144f8adb70e3b8c2cc9845a7"
         ),
         (
             "folders: {macos: {bundles: {core: head_int8}}}",
-            ["folders.macos.bundles.core: artifact head_int8 is of form head", "hostcache_core"],
+            [
+                "folders.macos.bundles.core: artifact head_int8 is of form head",
+                "hostcache_core or hostcache_metal",
+            ],
         ),
+        (
+            "folders: {macos: {bundles: {head: core_metal_int8}}}",
+            [
+                "folders.macos.bundles.head: artifact core_metal_int8 is of form hostcache_metal",
+                "head_argmax_metal",
+            ],
+        ),
+        # embeddings from another folder
+        (
+            "folders: {ios-gpu: {tables_in: ios_frontend}}",
+            [
+                "folders.ios-gpu.tables_in: found 'ios_frontend', but there is no such folder; allowed: ios-frontend",
+                "Did you mean ios-frontend?",
+            ],
+        ),
+        (
+            "folders: {ios-gpu: {tables_in: macos}}",
+            [
+                "folders.ios-gpu.tables_in: found 'macos', but that folder has no tables; allowed: ios-frontend"
+            ],
+        ),
+        (
+            "folders: {ios-gpu: {tables_in: macos}, ios-frontend: null}",
+            ["folders.ios-gpu.tables_in: found 'macos'", "no other folder has tables"],
+        ),
+        (
+            "folders: {ios-gpu: {tables: [gather_raw], tables_in: ios-gpu}}",
+            ["folders.ios-gpu.tables_in: found 'ios-gpu', the folder itself", "allowed: ios-frontend"],
+        ),
+        (
+            "folders: {ios-frontend: null}",
+            ["folders.ios-gpu.tables_in: found 'ios-frontend', but there is no such folder"],
+        ),
+        (
+            "folders: {macos: {tables_in: ios-frontend}}",
+            ["folders.macos.tables_in: found 'ios-frontend' beside bundles.frontend", "leave the other out"],
+        ),
+        (
+            "folders: {ios-frontend: {tables_in: macos}}",
+            ["folders.ios-frontend.tables_in: found 'macos', but the folder has no driver"],
+        ),
+        ("folders: {ios-gpu: {tables_in: null}}", ["folders.ios-gpu.tables_in: found None", "a text"]),
         ("folders: {new: {driver: hostcache}}", ["folders.new: has neither bundles nor tables"]),
         (
             "folders: {new: {driver: hostcache, bundles: {core: core_int8, head: head_int8}}}",
-            ["folders.new.bundles.frontend: missing", "frontend, core, head"],
+            ["folders.new.bundles.frontend: missing", "frontend, core, head", "tables_in"],
         ),
         (
             "folders: {macos: {bundles: {tail: head_int8}}}",
@@ -305,15 +370,20 @@ def test_a_mistake_is_named_with_its_cure(text, words):
 
 # --- gates that could not be judged ------------------------------------------------------------------------------
 
-NO_CHAT = "folders: {macos: null}"
-BARE = "{folders: {macos: null}, gates: {evidence: []}}"  # tables only
-FRONT_END = "{folders: {macos: null}, gates: {evidence: [frontend_int8]}}"
+TABLES_ONLY = "folders: {macos: null, ios-gpu: null}"
+NO_CHAT = f"{{{TABLES_ONLY}}}"
+BARE = f"{{{TABLES_ONLY}, gates: {{evidence: []}}}}"
+FRONT_END = f"{{{TABLES_ONLY}, gates: {{evidence: [frontend_int8]}}}}"
+NO_KERNELS = """
+folders: {macos: {bundles: {core: core_int8, head: head_int8}}, ios-gpu: null}
+gates: {evidence: [core_metal_int8_fp32]}
+"""
 HELLO = "{name: hello, turns: [Hello], new_tokens: 8}"
 
 
 def requiring(gate, text, dialogues=None):
-    """The default with one required gate, with an overlay and other dialogues."""
-    raw = overlay(changed(text), {"gates": {"required": [gate]}})
+    """The default with one required gate and none reported, with an overlay and other dialogues."""
+    raw = overlay(changed(text), {"gates": {"required": [gate], "reported": []}})
     if dialogues:
         raw = overlay(raw, {"oracle": {"dialogues": yaml.safe_load(dialogues)}})
     return raw
@@ -338,14 +408,32 @@ def test_every_gate_can_be_required_of_the_default_alone(gate):
         ("numbers", BARE, "no folder holds a bundle"),
         ("quantization", BARE, "no bundle of a folder or of gates.evidence has a recipe"),
         ("quantization", FRONT_END, "has a recipe"),
-        ("tables", "folders: {ios-frontend: null}", "no folder holds an artifact of form raw_tables"),
+        (
+            "tables",
+            "folders: {ios-gpu: null, ios-frontend: null}",
+            "no folder holds an artifact of form raw_tables",
+        ),
+        ("kernels", BARE, "no folder holds a bundle with Metal kernels"),
+        ("kernels", NO_KERNELS, "no folder holds a bundle with Metal kernels"),
+        ("gpu", NO_CHAT, "no folder with a driver holds a bundle with Metal kernels"),
+        ("gpu", NO_KERNELS, "no folder with a driver holds a bundle with Metal kernels"),
     ],
 )
 def test_a_required_gate_without_a_target_is_refused(gate, text, words):
     with pytest.raises(UserError) as caught:
         load_config(requiring(gate, text))
     assert f"gates.required: has {gate}, but " in str(caught.value) and words in str(caught.value)
-    load_config(overlay(changed(text), {"gates": {"required": []}}))  # the rest of it is fine
+    load_config(overlay(changed(text), {"gates": {"required": [], "reported": []}}))  # the rest of it is fine
+
+
+def test_a_reported_gate_is_not_required_too_and_has_something_to_judge():
+    twice = overlay(requiring("gpu", "{}"), {"gates": {"reported": ["chat", "gpu"]}})
+    with pytest.raises(UserError, match=r"gates\.reported: has gpu, which gates\.required has, too"):
+        load_config(twice)
+    idle = overlay(requiring("tables", NO_CHAT), {"gates": {"reported": ["gpu"]}})
+    with pytest.raises(UserError, match=r"gates\.reported: has gpu, but no folder with a driver holds"):
+        load_config(idle)
+    assert load_config(overlay(idle, {"gates": {"reported": []}})).gates.reported == ()
 
 
 @pytest.mark.parametrize(
@@ -371,6 +459,8 @@ def test_evidence_is_a_target_too(gate, text):
         ("long_run", {"prompt_ids": ids(200), "new_tokens": 57, "expect_ids": ids(56)}, False),
         ("long_run", {"turns": ["x"], "new_tokens": 255}, False),
         ("long_run", {"turns": ["x"], "new_tokens": 256}, True),
+        ("gpu", {"prompt_ids": ids(256), "new_tokens": 8}, False),
+        ("gpu", {"prompt_ids": ids(255), "new_tokens": 64}, True),
         ("numbers", {"turns": ["x"], "new_tokens": 1}, False),
         ("numbers", {"turns": ["x"], "new_tokens": 1, "numbers": True}, True),
     ],
@@ -421,19 +511,19 @@ def test_targets_of_the_default_s_gates():
     bundles = {a.published for a in judged if a.is_bundle}
     assert {Path(name).stem.removeprefix("gemma4_tiny_") for name in bundles} == {
         "frontend_int8",
-        "hostcache_L10_int8",
-        "head_argmax_int8",
         "hostcache_L10_fp32",
-        "hostcache_L10_int8_fp32twin",
+        *("metal_int8v3_L10", "metal_int8v3_L10_fp32", "head_argmax_kernel"),
+        *("metal_int4km_L10", "metal_int4km_L10_fp32", "head_argmax_int4km"),
     }
+    shipped_kernels = {name for name in bundles if "_metal_" in name or "_argmax_" in name}
+    shipped_kernels -= {name for name in bundles if "_fp32" in name}
     assert {gate: set(config.gate_targets(gate, judged)) for gate in GATES} == {
         "structure": bundles,
         "numbers": bundles,
-        "quantization": {"fp32", "int8-kmeans-g32"},
+        "kernels": shipped_kernels,
+        "quantization": {"fp32", "int4-kmeans-g32", "int8-kmeans-g32"},
         "tables": {"gemma4_gather_raw"},
-        "tokens": {"macos"},
-        "long_run": {"macos"},
-        "chat": {"macos"},
+        **{gate: {"macos", "ios-gpu"} for gate in ("tokens", "long_run", "chat", "gpu")},
     }
 
 
@@ -453,9 +543,22 @@ def test_schema_and_tables_of_the_code_name_the_same_things():
     artifact = schema["properties"]["artifacts"]["additionalProperties"]["properties"]
     folder = schema["properties"]["folders"]["additionalProperties"]["properties"]
     assert artifact["form"]["enum"] == list(FORMS)
-    assert artifact["recipe"]["enum"] == list(RECIPES)
+    offered = artifact["recipe"]["enum"]
+    assert offered == [name for name in RECIPES if name in offered]
     assert folder["driver"]["enum"] == list(DRIVERS)
     assert {form for roles in DRIVERS.values() for forms in roles.values() for form in forms} <= FORMS.keys()
+    assert schema["$defs"]["gate"]["enum"] == list(GATES)
+
+
+def test_kernels_find_the_palettes_that_the_recipes_make():
+    read = ("layers.0.mlp.up_proj.weight", HEAD_WEIGHT)  # by the kernels of a core and of a head
+    stored = {name: [recipe.encoding(tensor) for tensor in read] for name, recipe in RECIPES.items()}
+    palettes = {
+        name: {encoding.bits for encoding in encodings}
+        for name, encodings in stored.items()
+        if all(isinstance(encoding, PaletteEncoding) for encoding in encodings)
+    }
+    assert palettes == {name: {bits} for name, bits in KERNEL_BITS.items()}
 
 
 def walk(schema, path=""):
@@ -503,7 +606,7 @@ def test_examples_of_the_manual_load():
 
 def test_manual_names_every_gate():
     schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
-    gates = schema["properties"]["gates"]["properties"]["required"]["items"]["enum"]
+    gates = schema["$defs"]["gate"]["enum"]
     manual = (ROOT / "config/README.md").read_text(encoding="utf-8")
     table = manual.partition("| gate | over |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == gates == list(GATES)

@@ -15,6 +15,7 @@ from workflow_scripts.checks.clone import copy_project
 
 pytestmark = pytest.mark.end_to_end
 FRANCE = "What is the capital of France?"
+CHATS = ("macos", "ios-gpu")
 
 
 def run(command, folder):
@@ -33,8 +34,9 @@ def clone(tmp_path_factory):
     """A copy of what git would check out, at a path with a space and an umlaut, with a finished release."""
     folder = tmp_path_factory.mktemp("clones") / "a clöne"
     copy_project(folder)
-    built = snakemake(folder, "-j2", "release", "gates")
+    built = snakemake(folder, "-j2", "release")
     assert built.returncode == 0, built.stderr[-5000:]
+    (folder / "build.log").write_text(built.stdout + built.stderr)
     return folder
 
 
@@ -48,30 +50,52 @@ def test_the_folders_hold_what_they_promise(release):
     assert found == [
         "ios-frontend/gemma4_gather_raw",
         "ios-frontend/provenance.json",
+        "ios-gpu/gemma4_plan.json",
+        "ios-gpu/gemma4_tiny_head_argmax_int4km.aimodel",
+        "ios-gpu/gemma4_tiny_metal_int4km_L10.aimodel",
+        "ios-gpu/provenance.json",
+        "ios-gpu/tokenizer",
         "macos/gemma4_plan.json",
         "macos/gemma4_tiny_frontend_int8.aimodel",
-        "macos/gemma4_tiny_head_argmax_int8.aimodel",
-        "macos/gemma4_tiny_hostcache_L10_int8.aimodel",
+        "macos/gemma4_tiny_head_argmax_kernel.aimodel",
+        "macos/gemma4_tiny_metal_int8v3_L10.aimodel",
         "macos/provenance.json",
         "macos/tokenizer",
     ]
-    tokenizer = {path.name for path in (release / "macos/tokenizer").iterdir()}
-    assert tokenizer == {
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-        "generation_config.json",
-    }
+    for folder in CHATS:
+        assert {path.name for path in (release / folder / "tokenizer").iterdir()} == {
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+            "generation_config.json",
+        }
     assert len(list((release / "ios-frontend/gemma4_gather_raw").iterdir())) == 7
 
 
 def test_every_required_gate_passed_and_is_on_record(release):
-    record = json.loads((release / "release.json").read_text())
-    kinds = {gate["gate"] for gate in record["gates"].values()}
-    assert kinds == {"structure", "numbers", "quantization", "tables", "tokens", "long_run", "chat"}
-    assert {gate["verdict"] for gate in record["gates"].values()} == {"pass"}
-    assert len(record["gates"]["tokens_macos"]["tokens"]["france"]) == 8
-    assert len(record["gates"]["long_run_macos"]["tokens"]["long"]) == 256
+    gates = json.loads((release / "release.json").read_text())["gates"]
+    required = [gate for gate in gates.values() if gate["required"]]
+    assert {gate["gate"] for gate in required} == {
+        *("structure", "numbers", "kernels", "quantization", "tables", "tokens", "long_run", "chat")
+    }
+    assert {gate["verdict"] for gate in required} == {"pass"}
+    assert {gate["target"] for gate in required if gate["gate"] == "kernels"} == {
+        path.name for path in release.glob("*/*") if "_metal_" in path.name or "_argmax_" in path.name
+    }
+    for folder in CHATS:
+        assert len(gates[f"tokens_{folder}"]["tokens"]["france"]) == 8
+        assert len(gates[f"long_run_{folder}"]["tokens"]["long"]) == 256
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac runs it")
+def test_a_gate_that_this_host_cannot_run_is_told_and_listed(clone, release):
+    gates = json.loads((release / "release.json").read_text())["gates"]
+    readme, said = (release / "README.md").read_text(), (clone / "build.log").read_text()
+    for folder in CHATS:
+        gpu = gates[f"gpu_{folder}"]
+        assert (gpu["verdict"], gpu["required"]) == ("not_run", False) and gpu["reason"]
+        assert f"- `gpu_{folder}` on {folder}: {gpu['reason']}" in readme
+        assert f"not run: gate gpu on {folder}: {gpu['reason']}" in said
 
 
 def test_nothing_of_this_machine_is_in_the_release(clone, release):
@@ -83,20 +107,37 @@ def test_nothing_of_this_machine_is_in_the_release(clone, release):
         assert not trace.search(path.read_bytes()), path
 
 
-def test_chat_needs_the_folder_alone(clone, release, tmp_path):
-    moved = tmp_path / "macos"
-    shutil.copytree(release / "macos", moved)
-    command = [sys.executable, "-m", "workflow_scripts", "chat", str(moved), "--prompt"]
+def test_chat_needs_the_folders_alone(clone, release, tmp_path):
+    """The Mac's answers by itself, the phone's with the tables beside it; stdout is the reply and nothing else."""
+    for folder in (*CHATS, "ios-frontend"):
+        shutil.copytree(release / folder, tmp_path / folder)
+
+    def chat(folder, prompt):
+        return run(
+            [sys.executable, "-m", "workflow_scripts", "chat", str(tmp_path / folder), "--prompt", prompt],
+            clone,
+        )
+
     hidden = {name: clone / name for name in ("results", "resources")}
     for name, path in hidden.items():
         path.rename(clone / f"{name}-moved-away")
     try:
-        answered = run([*command, FRANCE], clone)
-        accents = run([*command, "Que veut dire « garçon » ? 🙂"], clone)
+        phone = chat("ios-gpu", FRANCE)
+        shutil.rmtree(tmp_path / "ios-frontend")
+        alone = chat("ios-gpu", FRANCE)
+        mac = chat("macos", FRANCE)
+        accents = chat("macos", "Que veut dire « garçon » ? 🙂")
     finally:
         for name, path in hidden.items():
             (clone / f"{name}-moved-away").rename(path)
-    assert (answered.returncode, answered.stdout) == (0, "The capital of France is Paris.\n"), answered.stderr
+    for answered in (mac, phone):
+        reply = (answered.returncode, answered.stdout)
+        assert reply == (0, "The capital of France is Paris.\n"), answered.stderr
+    if sys.platform != "darwin":
+        told = "gemma4_tiny_metal_int4km_L10.aimodel: 30 Metal kernels run as their reference operators"
+        assert told in phone.stderr and "int8v3_L10.aimodel: 30 Metal kernels" in mac.stderr
+    assert alone.returncode == 1 and alone.stdout == ""
+    assert "folder `ios-frontend` of the same release" in alone.stderr
     assert accents.stdout == "« Garçon » veut dire « boy », comme à l'école.\n"
 
 
@@ -110,13 +151,13 @@ def test_verify_names_the_flipped_file(clone, release, tmp_path):
     copy = shutil.copytree(release, tmp_path / "release")
     command = [sys.executable, "-m", "workflow_scripts", "verify", str(copy)]
     assert run(command, clone).returncode == 0
-    victim = copy / "macos/gemma4_tiny_hostcache_L10_int8.aimodel/main.mlirb"
+    victim = copy / "macos/gemma4_tiny_metal_int8v3_L10.aimodel/main.mlirb"
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
     checked = run(command, clone)
     assert checked.returncode == 1
-    assert "macos/gemma4_tiny_hostcache_L10_int8.aimodel/main.mlirb" in checked.stdout + checked.stderr
+    assert "macos/gemma4_tiny_metal_int8v3_L10.aimodel/main.mlirb" in checked.stdout + checked.stderr
 
 
 def test_a_second_run_has_nothing_to_do_even_after_a_touch(clone):
@@ -140,8 +181,33 @@ def test_an_edit_reruns_the_stages_that_feel_it_and_no_other(clone):
     assert plan.returncode == 0
     counts = dict(re.findall(r"^(\w+) +(\d+)$", listed, re.M))
     assert counts.get("export_frontend") == "1"
-    untouched = ("checkpoint", "oracle", "tables", "weights", "reference", "export_hostcache", "export_head")
+    untouched = (
+        "checkpoint",
+        "oracle",
+        "tables",
+        "weights",
+        "reference",
+        "export_hostcache",
+        "export_kernels",
+    )
     assert not set(counts) & set(untouched)
+
+
+def test_a_kernel_edit_reaches_its_own_bundles_only(clone):
+    source = clone / "workflow_scripts/kernels/palette_matvec_int4.metal"
+    old = source.read_text()
+    try:
+        source.write_text(old + "// a comment\n")
+        plan = snakemake(clone, "-n", "-j2", "release").stdout
+    finally:
+        source.write_text(old)
+    jobs = re.findall(r"^Job \d+: (.*)$", plan, re.M)
+    assert {job for job in jobs if job.startswith("export")} == {
+        "export: gemma4_tiny_metal_int4km_L10.aimodel",
+        "export: gemma4_tiny_metal_int4km_L10_fp32.aimodel",
+    }
+    assert "package: ios-gpu" in jobs
+    assert not [job for job in jobs if "macos" in job or "int8" in job or "head_argmax" in job]
 
 
 def test_a_wrong_config_stops_before_any_job(clone):
@@ -162,7 +228,7 @@ def test_a_second_clone_with_the_same_store_builds_nothing(clone, release):
     logs = {path: path.read_text() for path in (second / "results/gemma-4-tiny/logs").rglob("*.log")}
     made = {path.stem for path, text in logs.items() if "from the store; digest" not in text}
     # The checkpoint's large file has a writable name of its own, so it may be placed anew; it costs a second.
-    assert made - {"text"} == {"fp32", "int8-kmeans-g32"}
+    assert made - {"text"} == {"fp32", "int4-kmeans-g32", "int8-kmeans-g32"}
     assert {path.parent.name for path, text in logs.items() if "from the store; digest" not in text} <= {
         "weights",
         "checkpoint",
@@ -172,7 +238,7 @@ def test_a_second_clone_with_the_same_store_builds_nothing(clone, release):
 
 
 def test_why_names_the_edited_file(clone):
-    source = clone / "workflow_scripts/model/heads.py"
+    source = clone / "workflow_scripts/model/frontend.py"
     text = source.read_text()
     try:
         source.write_text(text + "# a comment\n")
@@ -181,6 +247,6 @@ def test_why_names_the_edited_file(clone):
         source.write_text(text)
     assert why.returncode == 0
     rebuilt = [line for line in why.stdout.splitlines() if " rebuild " in line]
-    assert rebuilt and all("workflow_scripts/model/heads.py: changed" in line for line in rebuilt)
-    assert any("head_argmax" in line for line in rebuilt)
+    assert rebuilt and all("workflow_scripts/model/frontend.py: changed" in line for line in rebuilt)
+    assert any("frontend_int8" in line for line in rebuilt)
     assert not any("hostcache" in line for line in rebuilt)

@@ -13,8 +13,11 @@ import release_inputs as given
 
 from workflow_scripts.closure import ROOT
 from workflow_scripts.errors import UserError
+from workflow_scripts.gates.tables_folder import gate_tables_folder
+from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.manifest import manifest_path, read_manifest, tree_path
 from workflow_scripts.release import seal
+from workflow_scripts.release.gate_results import not_run
 from workflow_scripts.release.package import read_text_config
 from workflow_scripts.release.plan import Plan
 from workflow_scripts.release.readme import human_size
@@ -67,7 +70,7 @@ def test_a_folder_moved_away_tells_a_host_all_it_needs(tmp_path: Path, inputs: d
     plan, config = Plan.open(Path(moved)), read_text_config(tree_path(inputs["checkpoint"]))
     assert (plan.driver, plan.context, plan.stop_token_ids) == ("hostcache", 64, [1, 106])
     assert plan.bundles == {"core": "tiny_core.aimodel", "head": "tiny_head.aimodel"}
-    assert plan.tables == ["tiny_gather_raw"]
+    assert plan.tables == ["tiny_gather_raw"] and plan.tables_elsewhere(Path(moved)) == set()
     assert ChatTokenizer.open(Path(moved) / plan.tokenizer).stop_token_ids == (1, 106)
     owners = {layer for layers in plan.text["slots"].values() for layer in layers}
     assert owners == set(range(config.num_hidden_layers - config.num_kv_shared_layers))
@@ -94,6 +97,54 @@ def test_a_plan_whose_bundle_is_missing_is_refused(tmp_path: Path, inputs: dict[
     (folder / "gemma4_plan.json").unlink()
     with pytest.raises(UserError, match=r"no gemma4_plan\.json"):
         Plan.open(folder)
+
+
+@pytest.fixture()
+def borrower(tmp_path: Path, inputs: dict[str, Path]) -> Path:
+    """The folder `phone`, whose plan reads the tables of the folder `front`, which lies beside it."""
+    tables = inputs.pop("tables_0")
+    params = given.package_params(folder="front", bundles={}, driver=None, tokenizer=False)
+    given.build_package(tmp_path, {"checkpoint": inputs["checkpoint"], "tables_0": tables}, params)
+    other = {"folder": "front", "tables": ["tiny_gather_raw"]}
+    return package(tmp_path, inputs, folder="phone", tables=[], tables_in=other)
+
+
+def test_a_plan_names_the_tables_of_the_folder_beside_it(borrower: Path) -> None:
+    plan = Plan.open(borrower)
+    assert plan.tables == ["../front/tiny_gather_raw"]
+    assert (borrower / plan.tables[0] / "ple.i8").is_file()
+    assert not any("gather_raw" in name for name in names(borrower))
+    assert plan.tables_elsewhere(borrower) == {(borrower.parent / "front").resolve()}
+
+
+def test_a_folder_without_the_one_that_holds_its_tables_says_where_they_lie(
+    tmp_path: Path, borrower: Path
+) -> None:
+    alone = Path(shutil.copytree(borrower, tmp_path / "elsewhere" / "phone"))
+    with pytest.raises(
+        UserError, match=r"folder `front` of the same release; put that folder beside this one"
+    ):
+        Plan.open(alone)
+    shutil.copytree(borrower.parent / "front", alone.parent / "front")
+    assert Plan.open(alone).tables == Plan.open(borrower).tables
+
+
+def test_a_gate_knows_the_tables_that_the_plan_leads_to(
+    tmp_path: Path, inputs: dict[str, Path], borrower: Path
+) -> None:
+    """Else its verdict would stay while the tables it was found with change."""
+
+    def failed(folder: Path, tables_folder: Path | None) -> list[str]:
+        verdict = Verdict("tokens", folder.name)
+        gate_tables_folder(verdict, Plan.open(folder).tables_elsewhere(folder), tables_folder)
+        return [check.name for check in verdict.checks if not check.passed]
+
+    front, copy = borrower.parent / "front", shutil.copytree(borrower.parent / "front", tmp_path / "front")
+    assert failed(borrower, front) == []
+    assert failed(borrower, copy) == failed(borrower, None) == ["plan: folder of the tables"]
+    own = package(tmp_path, inputs, tables=[])
+    assert failed(own, None) == []
+    assert failed(own, front) == ["plan: folder of the tables"]
 
 
 def test_without_driver_there_is_no_plan_and_without_tokenizer_none(
@@ -259,7 +310,9 @@ def test_the_readme_tells_a_downloader_what_they_need(tmp_path: Path, ready: dic
         "`apache-2.0` (https://example.org/licence) in `LICENSE`",
     ):
         assert wanted in text
-    assert "GPU, Neural Engine" not in text  # the gate `device` is there and says why it was not run
+    # The gate `device` is there and says why it was not run.
+    assert "Runs on the GPU or the Neural Engine: no gate above is one" in text
+    assert "must lie beside it" not in text and "run their source on a CPU" not in text
     assert (folder / "LICENSE").read_text() == "Use it as you like.\n"
     assert "3.25e-05" not in text and "\n\n\n" not in text
     table = [line for line in text.splitlines() if line.startswith("| `tiny_")]
@@ -283,7 +336,7 @@ def test_a_local_checkpoint_without_licence_says_so(tmp_path: Path) -> None:
     folder = release(tmp_path, release_inputs, artifacts={})
     text = (folder / "README.md").read_text()
     assert "Made from a local checkpoint" in text
-    assert "state no licence" in text and "GPU, Neural Engine and device runs: none" in text
+    assert "state no licence" in text and "the Neural Engine or a device: no gate above" in text
 
 
 @pytest.mark.parametrize(
@@ -309,6 +362,25 @@ def test_a_required_gate_that_did_not_pass_stops_the_release(
     with pytest.raises(UserError, match=message):
         release(tmp_path, ready)
     assert not (tmp_path / "release").exists()
+
+
+def test_a_reported_gate_may_be_not_run_but_must_not_fail(tmp_path: Path, ready: dict[str, Path]) -> None:
+    ready["gate_gpu_macos"] = given.gate(tmp_path, "gpu", "not_run", "no Metal here")
+    ready["gate_kernels_core"] = given.gate(tmp_path, "kernels")
+    folder = release(tmp_path, ready)
+    record = json.loads((folder / "release.json").read_text())["gates"]["gpu_macos"]
+    assert (record["verdict"], record["reason"], record["required"]) == ("not_run", "no Metal here", False)
+    text = (folder / "README.md").read_text()
+    assert "- `gpu_macos` on tiny_core.aimodel: no Metal here\n" in text
+    assert "- Runs on the Neural Engine: no gate" in text and "runs their source on a CPU" in text
+    ready["gate_gpu_macos"] = given.gate(tmp_path, "gpu", "fail", "position 3: 17 is not 18")
+    with pytest.raises(UserError, match=r"`gpu_macos` on tiny_core\.aimodel: fail \(position 3"):
+        release(tmp_path, ready)
+
+
+def test_the_end_of_a_run_says_what_was_not_run(tmp_path: Path, ready: dict[str, Path]) -> None:
+    gpu = given.gate(tmp_path, "gpu", "not_run", "no Metal here")
+    assert not_run([ready["gate_numbers"], gpu]) == ["not run: gate gpu on tiny_core.aimodel: no Metal here"]
 
 
 def test_all_lacking_gates_are_named_at_once(tmp_path: Path, ready: dict[str, Path]) -> None:
@@ -351,6 +423,20 @@ def test_one_name_with_two_contents_is_refused(tmp_path: Path, ready: dict[str, 
     ready["folder_ios"] = given.build_package(tmp_path, inputs, params)
     with pytest.raises(UserError, match=r"`tiny_core\.aimodel` is published with two contents"):
         release(tmp_path, ready, folders=["ios", "macos"])
+
+
+def test_a_folder_that_needs_another_says_so(tmp_path: Path, ready: dict[str, Path], borrower: Path) -> None:
+    for name in ("front", "phone"):
+        ready[f"folder_{name}"] = manifest_path(borrower.parent / name)
+    folder = release(tmp_path, ready, folders=["front", "macos", "phone"])
+    assert Plan.open(folder / "phone").tables == ["../front/tiny_gather_raw"]
+    record = json.loads((folder / "release.json").read_text())["folders"]
+    assert {name: entry["tables_in"] for name, entry in record.items()} == {
+        **{"front": None, "macos": None},
+        "phone": "front",
+    }
+    wanted = "`phone/` takes its embeddings from the tables in `front/`, which must lie beside it."
+    assert wanted in (folder / "README.md").read_text()
 
 
 def test_files_of_an_earlier_matrix_do_not_survive(tmp_path: Path, ready: dict[str, Path]) -> None:

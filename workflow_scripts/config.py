@@ -13,13 +13,22 @@ from typing import Any
 import yaml
 
 from workflow_scripts.configuration.build import build
-from workflow_scripts.configuration.data import GATES, Config, StoreConfig
+from workflow_scripts.configuration.data import GATES, KERNEL_BITS, Config, StoreConfig
 from workflow_scripts.configuration.meaning import gate_problems, meaning_problems
 from workflow_scripts.configuration.shape import key_problems, shape_problems
 from workflow_scripts.configuration.wording import show
 from workflow_scripts.errors import UserError
 
-__all__ = ["DEFAULT", "GATES", "Config", "StoreConfig", "load_config", "overlay", "read_config"]
+__all__ = [
+    "DEFAULT",
+    "GATES",
+    "KERNEL_BITS",
+    "Config",
+    "StoreConfig",
+    "load_config",
+    "overlay",
+    "read_config",
+]
 
 DEFAULT = Path(__file__).parents[1] / "config" / "config.yaml"
 _DROPPABLE = ("artifacts", "folders")  # a model file drops an inherited entry of these by setting it to null

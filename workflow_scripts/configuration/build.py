@@ -45,6 +45,7 @@ def build(raw: dict[str, Any]) -> Config:
         folders={name: _build_folder(name, entry) for name, entry in raw["folders"].items()},
         gates=Gates(
             tuple(gates["required"]),
+            tuple(gates["reported"]),
             tuple(gates["evidence"]),
             gates["chat"]["prompt"],
             gates["chat"]["expect"],
@@ -88,6 +89,7 @@ def _build_folder(name: str, entry: dict[str, Any]) -> Folder:
         driver=entry.get("driver"),
         bundles=dict(entry.get("bundles", {})),
         tables=tuple(entry.get("tables", ())),
+        tables_in=entry.get("tables_in"),
         tokenizer=entry.get("tokenizer", False),
     )
 

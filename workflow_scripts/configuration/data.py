@@ -10,39 +10,50 @@ HUB_ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)@(?P<revision>[\w
 
 @dataclass(frozen=True)
 class Form:
-    """What a graph form needs: stored weights of a recipe, a compute precision; and whether it is a bundle."""
+    """What a graph form needs: stored weights of a recipe, a compute precision; is it a bundle, with Metal kernels?"""
 
     recipe: bool
     compute: bool
     bundle: bool
+    kernels: bool = False
 
 
 FORMS = {
     "hostcache_core": Form(recipe=True, compute=True, bundle=True),
+    "hostcache_metal": Form(recipe=True, compute=True, bundle=True, kernels=True),
     "head": Form(recipe=True, compute=True, bundle=True),
     "head_argmax": Form(recipe=True, compute=True, bundle=True),
+    "head_argmax_metal": Form(recipe=True, compute=True, bundle=True, kernels=True),
     "frontend": Form(recipe=False, compute=True, bundle=True),  # its tables are int8 per row in every variant
     "raw_tables": Form(recipe=False, compute=False, bundle=False),
 }
 
+# recipe -> bits of the palettes in which it stores the matrices that kernels read
+KERNEL_BITS = {"int8-kmeans-g32": 8, "int4-kmeans-g32": 4}
+
+FRONTEND = "frontend"  # the role that another folder's raw tables (`tables_in`) can take over
+
 # driver -> role -> forms that can play it
 DRIVERS: dict[str, dict[str, tuple[str, ...]]] = {
     "hostcache": {
-        "frontend": ("frontend",),
-        "core": ("hostcache_core",),
-        "head": ("head", "head_argmax"),
+        FRONTEND: ("frontend",),
+        "core": ("hostcache_core", "hostcache_metal"),
+        "head": ("head", "head_argmax", "head_argmax_metal"),
     },
 }
 
-# gate -> what each of its targets is: a bundle, the weights of a recipe, raw tables, or a folder that can chat
+# gate -> what each of its targets is: a bundle, a shipped bundle with kernels, the weights of a recipe, raw tables, a
+# folder that can chat, or one of these that holds kernels
 GATES = {
     "structure": "bundle",
     "numbers": "bundle",
+    "kernels": "kernel bundle",
     "quantization": "recipe",
     "tables": "tables",
     "tokens": "folder",
     "long_run": "folder",
     "chat": "folder",
+    "gpu": "kernel folder",
 }
 
 
@@ -115,15 +126,24 @@ class Artifact:
         """Whether it is an `.aimodel`."""
         return FORMS[self.form].bundle
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether Metal kernels are embedded in it."""
+        return FORMS[self.form].kernels
+
 
 @dataclass(frozen=True)
 class Folder:
-    """One release folder; `bundles` maps a role to an artifact key, `tables` lists artifact keys."""
+    """One release folder; `bundles` maps a role to an artifact key, `tables` lists artifact keys.
+
+    `tables_in` names the folder whose tables give this one's embeddings, if it has no front end of its own.
+    """
 
     name: str
     driver: str | None
     bundles: dict[str, str]
     tables: tuple[str, ...]
+    tables_in: str | None
     tokenizer: bool
 
     @property
@@ -133,15 +153,16 @@ class Folder:
 
     @property
     def can_chat(self) -> bool:
-        """Whether the folder alone answers a prompt; a driver never comes without the tokenizer."""
+        """Whether the folder answers a prompt, if need be with `tables_in`; a driver never comes without tokenizer."""
         return self.driver is not None
 
 
 @dataclass(frozen=True)
 class Gates:
-    """Gates that a release needs, the unshipped artifacts they also judge, and the chat that is the last of them."""
+    """Gates that a release needs, those it only reports, the unshipped artifacts they also judge, and the last chat."""
 
     required: tuple[str, ...]
+    reported: tuple[str, ...]
     evidence: tuple[str, ...]
     chat_prompt: str
     chat_expect: str
@@ -174,22 +195,33 @@ class Config:
         """The artifacts that are `.aimodel` bundles, by key."""
         return {key: artifact for key, artifact in self.artifacts.items() if artifact.is_bundle}
 
+    def shipped(self) -> dict[str, Artifact]:
+        """The artifacts that lie in some folder, by key."""
+        keys = {key for folder in self.folders.values() for key in folder.artifacts}
+        return {key: artifact for key, artifact in self.artifacts.items() if key in keys}
+
     def judged(self) -> dict[str, Artifact]:
         """The artifacts that a release's gates judge, by key: all that are shipped, and the evidence."""
-        shipped = {key for folder in self.folders.values() for key in folder.artifacts}
-        return {key: self.artifacts[key] for key in self.artifacts if key in shipped | {*self.gates.evidence}}
+        keys = self.shipped().keys() | {*self.gates.evidence}
+        return {key: artifact for key, artifact in self.artifacts.items() if key in keys}
 
     def gate_targets(self, gate: str, artifacts: Iterable[Artifact]) -> list[str]:
         """What a gate judges, each target by itself: published names, recipes, or the folders that can chat."""
+        chats = [folder for folder in self.folders.values() if folder.can_chat]
         match GATES[gate]:
             case "bundle":
                 return [artifact.published for artifact in artifacts if artifact.is_bundle]
+            case "kernel bundle":  # evidence shows the graph around the kernels; what ships shows them
+                shipped = self.shipped()
+                return [a.published for a in artifacts if a.has_kernels and a.key in shipped]
             case "recipe":
                 return sorted({artifact.recipe for artifact in artifacts if artifact.recipe})
             case "tables":
                 return [artifact.published for artifact in artifacts if artifact.form == "raw_tables"]
+            case "kernel folder":
+                return [f.name for f in chats if any(self.artifacts[key].has_kernels for key in f.artifacts)]
             case _:
-                return [name for name, folder in self.folders.items() if folder.can_chat]
+                return [folder.name for folder in chats]
 
     def recipes(self) -> tuple[str, ...]:
         """The weight recipes that some artifact needs, sorted."""

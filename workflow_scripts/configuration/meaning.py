@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from workflow_scripts.configuration.build import published_name
-from workflow_scripts.configuration.data import DRIVERS, FORMS, GATES, HUB_ADDRESS, Config
+from workflow_scripts.configuration.data import (
+    DRIVERS,
+    FORMS,
+    FRONTEND,
+    GATES,
+    HUB_ADDRESS,
+    KERNEL_BITS,
+    Config,
+)
 from workflow_scripts.configuration.wording import allowed, show, twice
 from workflow_scripts.release.names import MEASURED, PLAN, PROVENANCE, README, RELEASE, SUMS, TOKENIZER
 
@@ -21,9 +29,11 @@ _LICENCES = ("license", "licence", "notice")  # a release carries the checkpoint
 _TARGETS = ("release", "gates", "bundles", "tiny_checkpoint")
 _NO_TARGET = {
     "bundle": "no folder holds a bundle and gates.evidence names none",
+    "kernel bundle": "no folder holds a bundle with Metal kernels",
     "recipe": "no bundle of a folder or of gates.evidence has a recipe",
     "tables": "no folder holds an artifact of form raw_tables",
     "folder": "no folder has a driver to chat with",
+    "kernel folder": "no folder with a driver holds a bundle with Metal kernels",
 }
 
 
@@ -35,32 +45,41 @@ def meaning_problems(raw: dict[str, Any]) -> Iterator[str]:
     for name, folder in raw["folders"].items():
         yield from _folder_name_problems(name)
         yield from _folder_problems(f"folders.{name}", folder, raw["artifacts"])
+        yield from _tables_in_problems(name, folder, raw["folders"])
     yield from twice({f"folders.{name}": name for name in raw["folders"]})
     yield from _evidence_problems(raw["gates"]["evidence"], raw["artifacts"])
 
 
 def gate_problems(config: Config) -> Iterator[str]:
-    """Required gates that would judge nothing: without targets they would vanish silently, else fail at the end."""
-    judged = list(config.judged().values())
-    for gate in config.gates.required:
-        if not config.gate_targets(gate, judged):
-            yield f"gates.required: has {gate}, but {_NO_TARGET[GATES[gate]]}; add one, or take {gate} out"
-    dialogues = config.oracle.dialogues.values()
-    if "numbers" in config.gates.required and not any(d.numbers for d in dialogues):
-        yield "gates.required: has numbers, but no entry of oracle.dialogues has numbers: true to compare"
-    if "tokens" in config.gates.required and all(d.fed_at_least >= LONG_RUN for d in dialogues):
-        yield (
-            f"gates.required: has tokens, but every entry of oracle.dialogues feeds {LONG_RUN} positions or more, "
-            "which belongs to long_run; add a shorter one"
-        )
-    if "long_run" in config.gates.required and not any(d.fed_if_full >= LONG_RUN for d in dialogues):
-        yield (
-            f"gates.required: has long_run, but no entry of oracle.dialogues is known to feed {LONG_RUN} positions "
-            f"(prompt_ids + new_tokens - 1; of turns only the tokenizer knows the length, so they count as one "
-            f"token and need new_tokens of {LONG_RUN} or more)"
-        )
-    if "chat" in config.gates.required:
+    """Gates that would judge nothing: without targets they would vanish silently, else fail at the end."""
+    listed = {"gates.required": config.gates.required, "gates.reported": config.gates.reported}
+    for gate in sorted({*config.gates.required} & {*config.gates.reported}):
+        yield f"gates.reported: has {gate}, which gates.required has, too; leave it in one of them"
+    for place, gates in listed.items():
+        for gate in gates:
+            yield from (f"{place}: has {gate}, but {problem}" for problem in _idle_problems(config, gate))
+    if "chat" in {*config.gates.required, *config.gates.reported}:
         yield from _chat_problems(config)
+
+
+def _idle_problems(config: Config, gate: str) -> Iterator[str]:
+    """Why a gate would have nothing to judge, or nothing to compare with."""
+    dialogues = config.oracle.dialogues.values()
+    if not config.gate_targets(gate, config.judged().values()):
+        yield f"{_NO_TARGET[GATES[gate]]}; add one, or take {gate} out"
+    if gate == "numbers" and not any(d.numbers for d in dialogues):
+        yield "no entry of oracle.dialogues has numbers: true to compare"
+    if gate in ("tokens", "gpu") and all(d.fed_at_least >= LONG_RUN for d in dialogues):
+        yield (
+            f"every entry of oracle.dialogues feeds {LONG_RUN} positions or more, which belongs to long_run; "
+            "add a shorter one"
+        )
+    if gate == "long_run" and not any(d.fed_if_full >= LONG_RUN for d in dialogues):
+        yield (
+            f"no entry of oracle.dialogues is known to feed {LONG_RUN} positions (prompt_ids + new_tokens - 1; of "
+            f"turns only the tokenizer knows the length, so they count as one token and need new_tokens of {LONG_RUN} "
+            "or more)"
+        )
 
 
 def _chat_problems(config: Config) -> Iterator[str]:
@@ -149,6 +168,11 @@ def _precision_problems(path: str, artifact: dict[str, Any]) -> Iterator[str]:
             yield f"{path}.{key}: missing; form {form} needs a {key}"
         if not needed and key in artifact:
             yield f"{path}.{key}: found {show(artifact[key])}; form {form} has no {key}, leave it out"
+    if FORMS[form].kernels and artifact.get("recipe") not in {None, *KERNEL_BITS}:
+        yield (
+            f"{path}.recipe: found {show(artifact['recipe'])}; the kernels of form {form} read palettes. "
+            f"{allowed(artifact['recipe'], KERNEL_BITS)}"
+        )
     if artifact.get("recipe") == "fp32" and artifact.get("compute") == "fp16":
         yield f"{path}.compute: found 'fp16' with recipe fp32; allowed: compute fp32, or recipe fp16"
 
@@ -190,19 +214,47 @@ def _folder_problems(path: str, folder: dict[str, Any], artifacts: dict[str, Any
         return
     if not folder.get("tokenizer"):
         yield f"{path}.tokenizer: missing or false; a folder with a driver needs tokenizer: true, its input is text"
-    yield from _role_problems(path, driver, bundles, artifacts)
+    if FRONTEND in bundles and "tables_in" in folder:
+        yield (
+            f"{path}.tables_in: found {show(folder['tables_in'])} beside bundles.{FRONTEND}; embeddings come from one "
+            "of them, leave the other out"
+        )
+    yield from _role_problems(path, folder, artifacts)
 
 
-def _role_problems(
-    path: str, driver: str, bundles: dict[str, str], artifacts: dict[str, Any]
-) -> Iterator[str]:
+def _tables_in_problems(name: str, folder: dict[str, Any], folders: dict[str, Any]) -> Iterator[str]:
+    """A folder that takes its embeddings from another one's tables."""
+    if "tables_in" not in folder:
+        return
+    other = folder["tables_in"]
+    found = f"folders.{name}.tables_in: found {show(other)}"
+    choice = [key for key, entry in folders.items() if entry.get("tables") and key != name]
+    with_tables = allowed(other, choice) if choice else "no other folder has tables"
+    if folder.get("driver") is None:
+        yield f"{found}, but the folder has no driver to read them; leave it out"
+    elif other == name:
+        yield f"{found}, the folder itself; it names another one, whose tables stand in for a front end. {with_tables}"
+    elif other not in folders:
+        yield f"{found}, but there is no such folder; {with_tables}"
+    elif not folders[other].get("tables"):
+        yield f"{found}, but that folder has no tables; {with_tables}"
+
+
+def _role_problems(path: str, folder: dict[str, Any], artifacts: dict[str, Any]) -> Iterator[str]:
+    driver, bundles = folder["driver"], folder.get("bundles", {})
     roles = DRIVERS[driver]
     for role in bundles:
         if role not in roles:
             yield f"{path}.bundles.{role}: driver {driver} has no such role; {allowed(role, roles)}"
     for role, forms in roles.items():
         if role not in bundles:
-            yield f"{path}.bundles.{role}: missing; driver {driver} needs the roles {', '.join(roles)}"
+            if role != FRONTEND:
+                yield f"{path}.bundles.{role}: missing; driver {driver} needs the roles {', '.join(roles)}"
+            elif "tables_in" not in folder:
+                yield (
+                    f"{path}.bundles.{role}: missing; driver {driver} needs the roles {', '.join(roles)}; or, in place "
+                    f"of {role}, tables_in: a folder with raw tables"
+                )
             continue
         form = artifacts.get(bundles[role], {}).get("form", forms[0])
         if form not in forms:

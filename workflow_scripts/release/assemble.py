@@ -149,6 +149,7 @@ def _folder(
     return {
         "digest": manifests[f"folder_{name}"].digest,
         "driver": params.get("driver"),
+        "tables_in": (params.get("tables_in") or {}).get("folder"),
         "contents": sorted(_provenance(parts.folders[name])),
         "files": len(inside),
         "bytes": sum(entry.size for entry in inside),

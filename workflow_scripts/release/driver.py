@@ -1,21 +1,30 @@
 """Drive the bundles of a release folder as a host does, knowing nothing but the folder and its plan."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from coreai.runtime import SpecializationOptions
 
 from workflow_scripts.coreai.host_cache import HostCache
 from workflow_scripts.coreai.runtime import Bundle, open_bundle
 from workflow_scripts.errors import UserError
-from workflow_scripts.progress import track
+from workflow_scripts.kernels.partials import chosen_token
+from workflow_scripts.model.signature import FunctionSpec
+from workflow_scripts.progress import TERMINAL, track
 from workflow_scripts.release.plan import Plan
+from workflow_scripts.tables.raw import RawTables
 
 
 class BundleSet(Protocol):
-    """A loaded set of bundles with one conversation at a time."""
+    """A loaded set of bundles with one conversation at a time.
+
+    `replaced` counts, for each bundle by its name, the Metal kernels that run as their reference operators.
+    """
+
+    replaced: dict[str, int]
 
     def begin(self) -> None:
         """Start a new conversation."""
@@ -24,11 +33,49 @@ class BundleSet(Protocol):
         """Take the next id and return the id that the model puts after it."""
 
 
+class FrontEnd(Protocol):
+    """Where a core's embeddings come from."""
+
+    def embed(self, token_id: int) -> dict[str, np.ndarray]:
+        """The core's inputs `inputs_embeds` [1, 1, H] and `per_layer_inputs` [1, 1, L, P] for one token."""
+
+
+class BundleFrontEnd:
+    """A front-end bundle."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+
+    def embed(self, token_id: int) -> dict[str, np.ndarray]:
+        """See `FrontEnd`."""
+        ids = {"input_ids": np.array([[token_id]], np.int32)}
+        embeds = self._bundle.call("gather_embeds", ids)
+        return embeds | self._bundle.call("gather_per_layer", ids | embeds)
+
+
+class TablesFrontEnd:
+    """Raw tables in host memory, as an app maps them; computed in float32 and rounded once to what the core takes."""
+
+    def __init__(self, tables: RawTables, core: FunctionSpec) -> None:
+        self._tables, self._core = tables, core
+
+    def embed(self, token_id: int) -> dict[str, np.ndarray]:
+        """See `FrontEnd`."""
+        ids = np.array([token_id])
+        embeds = self._tables.embed(ids)
+        values = {"inputs_embeds": embeds, "per_layer_inputs": self._tables.per_layer_inputs(ids, embeds)}
+        return {name: value[None].astype(self._core.inputs[name].dtype) for name, value in values.items()}
+
+
 class HostCacheSet:
     """Driver `hostcache`: front end -> core with the host's caches -> head, one position at a time."""
 
-    def __init__(self, frontend: Bundle, core: Bundle, head: Bundle, sliding_window: int) -> None:
+    def __init__(
+        self, frontend: FrontEnd, core: Bundle, head: Bundle, sliding_window: int, replaced: dict[str, int]
+    ) -> None:
+        self.replaced = replaced
         self._frontend, self._core, self._head, self._window = frontend, core, head, sliding_window
+        self._head_dtype = head.spec("main").inputs["hidden"].dtype
         self.begin()
 
     def begin(self) -> None:
@@ -38,22 +85,26 @@ class HostCacheSet:
     def feed(self, token_id: int) -> int:
         """See `BundleSet`; raises UserError past the context."""
         inputs = self._cache.inputs()
-        ids = {"input_ids": np.array([[token_id]], np.int32)}
-        front = self._frontend.call("gather_embeds", ids)
-        front |= self._frontend.call("gather_per_layer", ids | front)
-        outputs = self._core.call("main", inputs | front)
+        outputs = self._core.call("main", inputs | self._frontend.embed(token_id))
         self._cache.store(outputs)
-        chosen = self._head.call("main", {"hidden": outputs["hidden"].astype(np.float32)})
-        if "token_id" in chosen:
-            return int(chosen["token_id"][0, 0])
-        return int(
-            chosen["logits"][0, 0].argmax()
-        )  # numpy, like the argmax head, takes the lowest id of a tie
+        return chosen_id(self._head.call("main", {"hidden": outputs["hidden"].astype(self._head_dtype)}))
+
+
+def chosen_id(head: Mapping[str, np.ndarray]) -> int:
+    """The id that a head's outputs choose, whichever of the three kinds it is; of a tie always the lowest."""
+    if "token_id" in head:
+        return int(head["token_id"][0, 0])
+    if "partial_values" in head:
+        return chosen_token(head["partial_values"], head["partial_indices"])
+    return int(head["logits"][0, 0].argmax())
 
 
 @contextmanager
-def open_set(folder: Path) -> Iterator[BundleSet]:
-    """Load a folder's bundles by its plan. Raises UserError for a driver this version does not know."""
+def open_set(folder: Path, options: SpecializationOptions | None = None) -> Iterator[BundleSet]:
+    """Load a folder's bundles by its plan; `options` as for `open_bundle`.
+
+    Raises UserError for a driver this version does not know.
+    """
     plan = Plan.open(folder)
     if plan.driver != "hostcache":
         raise UserError(
@@ -61,29 +112,53 @@ def open_set(folder: Path) -> Iterator[BundleSet]:
         )
     with ExitStack() as stack:
         bundles = {
-            role: stack.enter_context(open_bundle(folder / name)) for role, name in plan.bundles.items()
+            role: stack.enter_context(open_bundle(folder / name, options))
+            for role, name in plan.bundles.items()
         }
-        columns = bundles["core"].spec("main").inputs["causal_mask_full"].shape[-1] - 1
+        core, head = bundles["core"], bundles["head"]
+        columns = core.spec("main").inputs["causal_mask_full"].shape[-1] - 1
         if columns != plan.context:
             raise UserError(
                 f"{folder}: its plan says context {plan.context}, its core was exported for {columns}: fetch it again"
             )
-        yield HostCacheSet(**bundles, sliding_window=plan.text["sliding_window"])
+        replaced = {plan.bundles[role]: bundle.kernels for role, bundle in bundles.items() if bundle.kernels}
+        yield HostCacheSet(
+            _front_end(folder, plan, bundles), core, head, plan.text["sliding_window"], replaced
+        )
+
+
+def _front_end(folder: Path, plan: Plan, bundles: Mapping[str, Bundle]) -> FrontEnd:
+    """The set's own front end, else the first tables that the plan names."""
+    if "frontend" in bundles:
+        return BundleFrontEnd(bundles["frontend"])
+    if not plan.tables:
+        raise UserError(
+            f"{folder}: its plan has neither a front end nor tables for the embeddings: fetch it again"
+        )
+    return TablesFrontEnd(RawTables.open(folder / plan.tables[0]), bundles["core"].spec("main"))
 
 
 def follow(folder: str, dialogues: dict[str, list[int]]) -> dict[str, np.ndarray]:
     """Feed given ids, dialogue by dialogue (for `isolated`); returns what the set puts after each id [n]."""
     with open_set(Path(folder)) as bundles:
-        chosen = {}
-        for name, ids in dialogues.items():
-            bundles.begin()
-            chosen[name] = np.array([bundles.feed(token) for token in track(ids, name, len(ids))])
+        return follow_in(bundles, dialogues)
+
+
+def follow_in(bundles: BundleSet, dialogues: Mapping[str, list[int]]) -> dict[str, np.ndarray]:
+    """The same with a set that is loaded."""
+    chosen = {}
+    for name, ids in dialogues.items():
+        bundles.begin()
+        chosen[name] = np.array([bundles.feed(token) for token in track(ids, name, len(ids))])
     return chosen
 
 
 def answer(folder: str, prompt_ids: list[int], new_tokens: int, stop_ids: list[int]) -> dict[str, np.ndarray]:
     """Greedy answer (for `isolated`); `output` holds its ids, the stop id included where one was reached."""
     with open_set(Path(folder)) as bundles:
+        for name, count in bundles.replaced.items():
+            kernels = "Metal kernel runs as its" if count == 1 else "Metal kernels run as their"
+            TERMINAL.info("%s: %d %s reference operators: this host has no Metal", name, count, kernels)
         for token in track(prompt_ids, "prompt position", len(prompt_ids)):
             following = bundles.feed(token)
         output = [following]

@@ -1,12 +1,13 @@
 """Verdicts of gates as a release needs them, and the refusal of a release that lacks one."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workflow_scripts.errors import UserError
+from workflow_scripts.manifest import tree_path
 
 VERDICTS = ("pass", "fail", "not_run")
 
@@ -29,6 +30,11 @@ class GateResult:
         """True where the host could not run the gate."""
         return self.verdict["verdict"] == "not_run"
 
+    @property
+    def reason(self) -> str:
+        """Why it did not pass."""
+        return self.verdict["reason"] or "no reason was given"
+
 
 def read_gate(name: str, folder: Path) -> GateResult:
     """Read a gate result; UserError where its verdict is none of pass, fail, not_run."""
@@ -44,17 +50,28 @@ def read_gate(name: str, folder: Path) -> GateResult:
 
 
 def require(names: list[str], gates: Mapping[str, GateResult]) -> None:
-    """Raise UserError naming every required gate that is missing, failed or was not run, and why."""
-    problems = []
-    for name in names:
-        gate = gates.get(name)
-        if gate is None:
-            problems.append(f"`{name}` is missing: no gate of that name was run")
-        elif not gate.passed:
-            reason = gate.verdict["reason"] or "no reason was given"
-            problems.append(f"`{name}` on {gate.verdict['target']}: {gate.verdict['verdict']} ({reason})")
+    """Raise UserError naming every gate that stops the release, and why.
+
+    These are the required ones (`names`) that are missing, failed or were not run, and any other that failed.
+    """
+    problems = [
+        f"`{name}` on {gate.verdict['target']}: {gate.verdict['verdict']} ({gate.reason})"
+        for name, gate in gates.items()
+        if not gate.passed and (name in names or not gate.not_run)
+    ]
+    problems += [f"`{name}` is missing: no gate of that name was run" for name in names if name not in gates]
     if problems:
-        raise UserError("the release lacks a required gate: " + "; ".join(problems))
+        raise UserError("gates stop the release: " + "; ".join(problems))
+
+
+def not_run(manifests: Iterable[Path]) -> list[str]:
+    """A line for each gate result among finished ones that the host could not run."""
+    gates = [read_gate(manifest.name, tree_path(manifest)) for manifest in manifests]
+    return [
+        f"not run: gate {gate.verdict['gate']} on {gate.verdict['target']}: {gate.reason}"
+        for gate in gates
+        if gate.not_run
+    ]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 format          1
 driver          the loop that runs the set, such as `hostcache`
 bundles         role -> bundle in this folder
-tables          gather tables in this folder (per-layer and token embeddings), may be empty
+tables          gather tables (per-layer and token embeddings) as paths from this folder, may be empty: its own by
+                name, those of another folder of the release as `../<folder>/<name>`; a set without a front end reads
+                the embeddings from the first
 tokenizer       folder of the tokenizer files
 context         positions the bundles were exported for
 stop_token_ids  ids that end an answer
@@ -13,7 +15,7 @@ text            shape of the decoder, by the names of the checkpoint's config; `
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from workflow_scripts.checkpoint.text_config import TextConfig
@@ -59,7 +61,8 @@ class Plan:
     def open(cls, folder: Path) -> "Plan":
         """Read a folder's plan and check that all it names is there.
 
-        Raises UserError where the folder has no plan, one of another format, or a file of it is missing.
+        Raises UserError where the folder has no plan, one of another format, or where a file or a folder that must
+        lie beside it is missing.
         """
         path = folder / PLAN
         if not path.is_file():
@@ -73,10 +76,27 @@ class Plan:
             raise UserError(f"{path} is not a plan this version reads: {problem}") from None
         for name in [*plan.bundles.values(), *plan.tables, plan.tokenizer]:
             if not (folder / name).exists():
-                raise UserError(
-                    f"{folder / name} is missing, but {path.name} names it: fetch the folder again"
-                )
+                raise UserError(_missing(folder, name))
         return plan
+
+    def tables_elsewhere(self, folder: Path) -> set[Path]:
+        """The other folders (resolved) that hold tables of the plan of `folder`."""
+        return {(folder / name).resolve().parent for name in self.tables} - {folder.resolve()}
+
+
+def beside(folder: str, name: str) -> str:
+    """How a plan names a file of another folder of the same release."""
+    return f"../{folder}/{name}"
+
+
+def _missing(folder: Path, name: str) -> str:
+    up, *inner = PurePosixPath(name).parts
+    if up != ".." or len(inner) < 2:
+        return f"{folder / name} is missing, but {PLAN} names it: fetch the folder again"
+    return (
+        f"{(folder / name).resolve()} is missing: the tables for {folder.resolve().name} lie in the folder "
+        f"`{inner[0]}` of the same release; put that folder beside this one"
+    )
 
 
 def host_text(config: TextConfig) -> dict[str, Any]:

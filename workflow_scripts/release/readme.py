@@ -5,8 +5,12 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from workflow_scripts.closure import data_file
+from workflow_scripts.release.names import RELEASE
 
-_HARDWARE_GATES = ("gpu", "ane", "device")  # gates of that kind speak for themselves, also where not run
+# A gate over such a place speaks for itself, also where it was not run.
+_HARDWARE_GATES = {"gpu": "the GPU", "ane": "the Neural Engine", "device": "a device"}
+_SHOWN_BOUNDS = 8  # in a table row
+_MOST_BOUNDS = 8
 _TEMPLATE = data_file(__file__, "readme.md.j2")
 
 
@@ -16,11 +20,13 @@ def render(document: dict[str, Any]) -> str:
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters |= {"size": human_size, "bounds": _bounds, "cell": _cell}
+    kinds = {gate["gate"] for gate in document["gates"].values()}
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         release=document,
         compiled=any(".aimodelc/" in entry["path"] for entry in document["files"]),
         driven=sorted(name for name, folder in document["folders"].items() if folder["driver"]),
-        on_hardware=any(gate["gate"] in _HARDWARE_GATES for gate in document["gates"].values()),
+        kernels="kernels" in kinds,
+        ungated=[place for kind, place in _HARDWARE_GATES.items() if kind not in kinds],
         not_run={k: gate for k, gate in document["gates"].items() if gate["verdict"] == "not_run"},
     )
 
@@ -34,6 +40,8 @@ def human_size(count: int) -> str:
 
 
 def _bounds(bounds: dict[str, Any]) -> str:
+    if len(bounds) > _SHOWN_BOUNDS:
+        return f"{len(bounds)}, see {RELEASE}"
     return ", ".join(f"{name} {value}" for name, value in sorted(bounds.items())) or "-"
 
 

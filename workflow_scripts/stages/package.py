@@ -2,7 +2,7 @@
 
 from workflow_scripts.errors import UserError
 from workflow_scripts.release import package
-from workflow_scripts.release.plan import Plan, host_text
+from workflow_scripts.release.plan import Plan, beside, host_text
 from workflow_scripts.release.tokenizer import check_vocabulary
 from workflow_scripts.stages.job import Job
 
@@ -11,7 +11,8 @@ def run(job: Job) -> None:
     """Fill the folder.
 
     Inputs `bundle_<role>`, `tables_<n>` (n counts from 0) and `checkpoint`. Parameters `bundles` (role ->
-    published name), `tables` (published names), `tokenizer`, `driver` (null: no plan is written), `context`.
+    published name), `tables` (published names), `tables_in` (null, or another folder of the release as `folder` and
+    the `tables` in it that the host is to read), `tokenizer`, `driver` (null: no plan is written), `context`.
     """
     driver, with_tokenizer = job.params["driver"], job.params["tokenizer"]
     if driver and not with_tokenizer:
@@ -27,12 +28,18 @@ def run(job: Job) -> None:
         Plan(
             driver=driver,
             bundles=job.params["bundles"],
-            tables=job.params["tables"],
+            tables=job.params["tables"] + _tables_elsewhere(job),
             tokenizer=package.TOKENIZER,
             context=job.params["context"],
             stop_token_ids=list(tokenizer.stop_token_ids),
             text=host_text(config),
         ).write(job.out)
+
+
+def _tables_elsewhere(job: Job) -> list[str]:
+    """The tables of another folder as the plan names them."""
+    other = job.params["tables_in"]
+    return [beside(other["folder"], name) for name in other["tables"]] if other else []
 
 
 def _items(job: Job) -> list[package.Item]:

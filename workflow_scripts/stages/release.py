@@ -12,8 +12,8 @@ def run(job: Job) -> None:
     """Fill the release.
 
     Inputs `folder_<name>`, `gate_<name>`, `checkpoint` and, where wanted in the record, `weights_<recipe>`.
-    Parameters `model`, `slug`, `folders` (names), `required_gates` (names of `gate_<name>` inputs) and `artifacts`
-    (published name -> form, recipe, compute).
+    Parameters `model`, `slug`, `folders` (names), `required_gates` (names of `gate_<name>` inputs; the others are
+    listed and may be `not_run`) and `artifacts` (published name -> form, recipe, compute).
     """
     gate_folders = _group(job, "gate_")
     gates = {name: read_gate(name, tree) for name, tree in gate_folders.items()}

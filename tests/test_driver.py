@@ -1,0 +1,47 @@
+"""The host loop's own arithmetic: embeddings from raw tables, and the token that each kind of head chooses."""
+
+import numpy as np
+import pytest
+
+from workflow_scripts.checkpoint.reader import Checkpoint
+from workflow_scripts.model.signature import hostcache_core
+from workflow_scripts.release.driver import TablesFrontEnd, chosen_id
+from workflow_scripts.tables.raw import RawTables
+
+IDS = (0, 2, 106, 700)
+
+
+@pytest.mark.parametrize(("compute", "dtype"), [("fp16", np.float16), ("fp32", np.float32)])
+def test_tables_give_a_core_what_it_takes(tiny_checkpoint, tiny_tables, compute, dtype):
+    """In the core's shapes and type, rounded once: the projection reads the embedding before it is rounded."""
+    tables, core = (
+        RawTables.open(tiny_tables),
+        hostcache_core(Checkpoint.open(tiny_checkpoint).config, 8, compute)["main"],
+    )
+    front = TablesFrontEnd(tables, core)
+    embeds = tables.embed(np.array(IDS))
+    exact = {"inputs_embeds": embeds, "per_layer_inputs": tables.per_layer_inputs(np.array(IDS), embeds)}
+    for row, token in enumerate(IDS):
+        given = front.embed(token)
+        assert given.keys() == exact.keys()
+        for name, value in given.items():
+            assert (value.dtype, value.shape) == (dtype, core.inputs[name].shape)
+            # One token at a time, BLAS may sum in another order than for all.
+            near = np.float32(1e-5) if compute == "fp32" else np.finfo(dtype).eps
+            np.testing.assert_allclose(value[0, 0], exact[name][row], rtol=near, atol=1e-5)
+
+
+def tiles(scores):
+    """Partial maxima per tile of 8, as a head with a kernel gives them."""
+    rows = np.reshape(scores, (-1, 8))
+    places = rows.argmax(axis=1)
+    return {"partial_values": rows.max(axis=1), "partial_indices": places + 8 * np.arange(len(rows))}
+
+
+@pytest.mark.parametrize("best", [[0], [31], [7, 8], [9, 17, 30], list(range(32))])
+def test_every_kind_of_head_chooses_the_lowest_of_the_best(best):
+    scores = np.full(32, -1, np.float32)
+    scores[best] = 0.5
+    assert chosen_id({"logits": scores[None, None]}) == best[0]
+    assert chosen_id(tiles(scores)) == best[0]
+    assert chosen_id({"token_id": np.array([[best[0]]], np.int32)}) == best[0]
