@@ -4,6 +4,7 @@ A fault is one change in a copy of a .metal file. The bundle is exported from th
 for the real one: so it is the execution that finds the fault, and not the comparison of texts.
 """
 
+import copy
 import json
 import re
 import shutil
@@ -12,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from coreai_torch import TorchMetalKernel
 
 from tests.gate_inputs import judge
 from tests.kernel_inputs import CODES, HEADS, MATVECS, WIDTHS, packed, palette
@@ -25,7 +25,7 @@ from workflow_scripts.gates.kernel_runs import Case, Harness
 from workflow_scripts.gates.kernel_source import _FOLDER, our_sources
 from workflow_scripts.gates.kernels import Claim, gate_calls
 from workflow_scripts.gates.verdict import Verdict
-from workflow_scripts.kernels.binding import THREAD_PARAMETERS, KernelHead, KernelMatvec, packed_matrix
+from workflow_scripts.kernels.binding import KernelHead, KernelMatvec, packed_matrix
 from workflow_scripts.manifest import manifest_path
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import FunctionSpec, TensorSpec
@@ -83,17 +83,13 @@ class ThreeLayers(torch.nn.Module):
 
 
 def kernel_of(kind, bits, text):
-    """The binding's kernel with another text."""
-    module = MODULES[kind][bits]
-    results = ["Y"] if kind == "matvec" else ["PARTIAL_VALUES", "PARTIAL_INDICES"]
-    return TorchMetalKernel(
-        f"{NAMES[kind]}_int{bits}",
-        ["X", "W", "CODEBOOK"],
-        results,
-        text,
-        module.reference,
-        THREAD_PARAMETERS,
-    )
+    """The binding's kernel with another text.
+
+    A copy: a second TorchMetalKernel of one name would take the first one's torch operator away with it when it goes.
+    """
+    kernel = copy.copy(MODULES[kind][bits].KERNEL)
+    kernel.src, kernel.kernel_cache, kernel._scalar_kernel_caches = text, {}, {}
+    return kernel
 
 
 def matvec_bundle(kernel, matrices, out, dtype="float16", layer=KernelMatvec):

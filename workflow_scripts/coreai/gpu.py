@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 def why_no_gpu() -> str | None:
     """Why no bundle can run on a GPU here; None where one can."""
-    host = platform.system(), platform.machine()
-    if host != ("Darwin", "arm64"):
-        return f"this host is {' '.join(host)}, and Metal kernels run under macOS 27 on Apple silicon only"
+    if (platform.system(), platform.machine()) != ("Darwin", "arm64"):
+        # The reason goes into the release, so it does not name the host: all hosts without Metal give the same bytes.
+        return "this host has no Metal: kernels run under macOS 27 on Apple silicon only"
     from coreai.runtime import SpecializationOptions
 
     # The runtime inside of the Python package has no GPU (coreai/runtime/_specialization_options.py).
