@@ -54,6 +54,7 @@ _COMMON = ("-std=c++2b", "-w", "-fsigned-char", "-ffp-contract=off")
 _SANITIZERS = {
     "fast": ("-O2",),
     "address": ("-O1", "-g1", "-DMSL_ADDRESS", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "count": ("-O1", "-DMSL_COUNT"),
     "thread": ("-O1", "-g1", "-DMSL_THREAD", "-fsanitize=thread"),
 }
 
@@ -99,7 +100,8 @@ def find_compiler() -> Compiler:
 def compile_kernel(source: str, kernel: str, mode: str, folder: Path) -> Compiled:
     """The program of `kernel` in `mode`; taken from `folder` if it was compiled there before.
 
-    Modes: `fast` optimized, with index-checked tensors; `address` adds ASan and UBSan; `thread` adds TSan.
+    Modes: `fast` optimized, with index-checked tensors; `address` adds ASan and UBSan; `thread` adds TSan;
+    `count` counts accesses, see `run.count_accesses`.
     Raises UserError without a compiler, and with the compiler's first errors for a source it rejects.
     """
     compiler = find_compiler()

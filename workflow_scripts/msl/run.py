@@ -5,6 +5,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -86,6 +87,24 @@ def run_call(
     return run_kernel(compiled, arrays, call.grid, call.threadgroup, call.results, order)
 
 
+@dataclass(frozen=True)
+class Accesses:
+    """How often a kernel used an element of each of its tensors, and the bytes of its threadgroup memory."""
+
+    elements: dict[str, int]
+    threadgroup_bytes: int
+
+
+def count_accesses(compiled: Compiled, call: KernelCall, values: Mapping[str, np.ndarray]) -> Accesses:
+    """Run a call of a kernel that was compiled in mode `count`."""
+    arrays = _in_order(compiled, call_arguments(call, values), call.results)
+    settings = [f"grid {_words(call.grid)}", f"group {_words(call.threadgroup)}", "timeout 120"]
+    _, report = _run_reporting(compiled, settings, arrays, call.results, _FILL, 120)
+    lines = [line.split("\t") for line in report.splitlines()]
+    counts = {name: int(number) for key, name, number in (x for x in lines if x[0] == "MSL-COUNT")}
+    return Accesses(counts, next(int(line[1]) for line in lines if line[0] == "MSL-STORAGE"))
+
+
 def call_arguments(call: KernelCall, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """All arguments of a call by name. Raises UserError for values that are missing, unknown or of another type."""
     wanted = {argument.name for argument in call.arguments if argument.constant is None}
@@ -139,6 +158,18 @@ def _run(
     timeout: int,
 ) -> list[np.ndarray]:
     """One run whose results hold `fill` in every byte that the kernel does not write."""
+    return _run_reporting(compiled, settings, arrays, results, fill, timeout)[0]
+
+
+def _run_reporting(
+    compiled: Compiled,
+    settings: list[str],
+    arrays: list[np.ndarray],
+    results: Sequence[Result],
+    fill: int,
+    timeout: int,
+) -> tuple[list[np.ndarray], str]:
+    """The same, and what the program said on stderr."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         lines = list(settings)
@@ -151,11 +182,12 @@ def _run(
             lines.append(_buffer_line("result", result.name, result.dtype, result.shape, 0, path))
         plan = place / "plan"
         plan.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        _execute(compiled, [str(compiled.program), str(plan), *map(str, files)], timeout)
-        return [
+        report = _execute(compiled, [str(compiled.program), str(plan), *map(str, files)], timeout)
+        found = [
             np.fromfile(path, result.dtype).reshape(result.shape)
             for result, path in zip(results, files, strict=True)
         ]
+        return found, report
 
 
 def _buffer_line(
@@ -216,8 +248,8 @@ def _check_equal(compiled: Compiled, result: Result, one: np.ndarray, other: np.
         )
 
 
-def _execute(compiled: Compiled, command: list[str], timeout: int) -> None:
-    """Run the program; in a session of its own, so that its workers end with it."""
+def _execute(compiled: Compiled, command: list[str], timeout: int) -> str:
+    """Run the program and return what it said; in a session of its own, so that its workers end with it."""
     environment = os.environ | _OPTIONS
     with subprocess.Popen(
         command,
@@ -234,3 +266,4 @@ def _execute(compiled: Compiled, command: list[str], timeout: int) -> None:
             raise KernelFault("timeout", compiled.kernel, f"still running after {timeout} s") from None
     if child.returncode:
         raise fault_from(compiled.kernel, child.returncode, report.decode(errors="replace"))
+    return report.decode(errors="replace")

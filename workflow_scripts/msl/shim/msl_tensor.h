@@ -38,7 +38,7 @@ class tensor<T, Extents, Handle, std::index_sequence<Axis...>> {
     using value_type = T;
     static constexpr int rank = Extents::rank;
 
-    explicit tensor(const msl::Buffer& buffer) : data_(reinterpret_cast<T*>(buffer.data)), name_(buffer.name) {
+    explicit tensor(const msl::Buffer& buffer) : data_(reinterpret_cast<T*>(buffer.data)), name_(buffer.name), accesses_(buffer.accesses) {
         for (int axis = 0; axis < rank; axis++) extent_[axis] = buffer.shape[rank - 1 - axis];
     }
 
@@ -51,6 +51,9 @@ class tensor<T, Extents, Handle, std::index_sequence<Axis...>> {
             if (uint64_t(at[axis]) >= uint64_t(extent_[axis])) [[unlikely]] outside(at, axis, lines[axis]);
             offset = offset * extent_[axis] + at[axis];
         }
+#if defined(MSL_COUNT)
+        ++*accesses_;
+#endif
         return data_[offset];
     }
 
@@ -74,6 +77,7 @@ class tensor<T, Extents, Handle, std::index_sequence<Axis...>> {
 
     T* data_;
     const char* name_;
+    uint64_t* accesses_;
     int64_t extent_[rank];
 };
 

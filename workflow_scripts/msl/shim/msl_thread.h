@@ -32,6 +32,7 @@ struct Buffer {
     size_t bytes;
     uint32_t rank;
     int64_t shape[max_rank];
+    uint64_t* accesses;  // counted in mode `count`
 };
 
 // Where in the kernel's source a thread waits.

@@ -73,6 +73,9 @@ inline void read_buffer(Plan& plan, const char* line, bool writable) {
         used += more;
     }
     buffer.data = map_range(line + used + 1, offset, buffer.bytes, writable);
+#if defined(MSL_COUNT)
+    buffer.accesses = new uint64_t(0);
+#endif
     plan.buffers.push_back(buffer);
     plan.arguments += !writable;
 }

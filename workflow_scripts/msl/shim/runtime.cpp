@@ -302,6 +302,11 @@ int main(int, char** arguments) {
     int code = 0;
     if (plan.processes > 1) code = msl::work_in_processes();
     else msl::work(0);
+#if defined(MSL_COUNT)
+    for (const msl::Buffer& buffer : plan.buffers)
+        fprintf(stderr, "MSL-COUNT\t%s\t%llu\n", buffer.name, static_cast<unsigned long long>(*buffer.accesses));
+    fprintf(stderr, "MSL-STORAGE\t%td\n", msl::storage_end - msl::storage_begin - 16);  // without the anchor
+#endif
 #if defined(MSL_ADDRESS)
     if (code == 0) msl::store_results(plan, arguments + 2);
 #endif
