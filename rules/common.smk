@@ -107,7 +107,23 @@ def of_form(*forms):
 def bundle_json(wildcards):
     """Parameters of the stages that make or judge one bundle."""
     artifact = BUNDLES[wildcards.bundle]
-    return to_json(form=artifact.form, compute=artifact.compute, context=CONFIG.context)
+    layers = {"layers": artifact.layers} if artifact.layers else {}
+    return to_json(
+        form=artifact.form,
+        compute=artifact.compute,
+        context=artifact.context,
+        **layers,
+    )
+
+
+def code_of(stage):
+    """Source files of the stage that a function chooses by the wildcards."""
+    return lambda wildcards: code(stage(wildcards))
+
+
+def tools_of(stage):
+    """Tools of the stage that a function chooses by the wildcards."""
+    return lambda wildcards: tools(stage(wildcards))
 
 
 def kernel_stage(wildcards):
@@ -117,14 +133,21 @@ def kernel_stage(wildcards):
     return f"export_metal_{part}_int{KERNEL_BITS[artifact.recipe]}"
 
 
-def kernel_code(wildcards):
-    """Source files of that stage."""
-    return code(kernel_stage(wildcards))
+def engine_stage(wildcards):
+    """The stage that exports a bundle for the Neural Engine."""
+    return f"export_{BUNDLES[wildcards.bundle].form}"
 
 
-def kernel_tools(wildcards):
-    """Tools of that stage."""
-    return tools(kernel_stage(wildcards))
+def structure_stage(wildcards):
+    """The stage of gate `structure`: apart for the Neural Engine, so that its authoring is judged anew by itself."""
+    engine = BUNDLES[wildcards.bundle].for_engine
+    return "gate_structure_ane" if engine else "gate_structure"
+
+
+def numbers_stage(wildcards):
+    """The stage of gate `numbers`, likewise; the engine's head is judged as any that gives a token."""
+    chunk = BUNDLES[wildcards.bundle].layers is not None
+    return "gate_numbers_ane" if chunk else "gate_numbers"
 
 
 def kernels_json(wildcards):
@@ -225,8 +248,38 @@ def package_json(wildcards):
         tables=[published(key) for key in folder.tables],
         tables_in=tables_in(folder),
         tokenizer=folder.tokenizer,
-        context=CONFIG.context,
+        context=CONFIG.positions(folder),
+        chunks=chunks_of(folder),
     )
+
+
+def chunks_of(folder):
+    """The chunks of a decoder in their order; None where it is in one bundle."""
+    chunks = [CONFIG.artifacts[key] for key in folder.chunks]
+    if not chunks:
+        return None
+    return {
+        "bundles": [chunk.published for chunk in chunks],
+        "layers": [chunk.layers for chunk in chunks],
+        "compute": chunks[0].compute,  # the same in all of a folder
+    }
+
+
+def chunks_json(wildcards):
+    """Parameters of the gate over a decoder in chunks."""
+    folder = CONFIG.folders[wildcards.folder]
+    return to_json(context=CONFIG.positions(folder), **chunks_of(folder))
+
+
+def chunks_evidence(wildcards):
+    """A packaged decoder in chunks and the numbers it is compared with."""
+    recipe = CONFIG.artifacts[CONFIG.folders[wildcards.folder].chunks[0]].recipe
+    return {
+        "folder": result("package", wildcards.folder),
+        "oracle": result("oracle", "dialogues"),
+        "weights": result("weights", recipe),
+        "reference": result("reference", recipe),
+    }
 
 
 def tables_in(folder):

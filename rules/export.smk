@@ -31,7 +31,7 @@ rule export_hostcache:
 rule export_kernels:
     input:
         weights=bundle_weights,
-        code=kernel_code,
+        code=code_of(kernel_stage),
     output:
         result("bundles", "{bundle}"),
     log:
@@ -46,7 +46,7 @@ rule export_kernels:
         mem_mb=2000,
     params:
         stage=kernel_stage,
-        tools=kernel_tools,
+        tools=tools_of(kernel_stage),
         inputs=named_inputs,
         json=bundle_json,
     message:
@@ -102,6 +102,33 @@ rule export_frontend:
     params:
         stage="export_frontend",
         tools=tools("export_frontend"),
+        inputs=named_inputs,
+        json=bundle_json,
+    message:
+        "export: {wildcards.bundle}"
+    shell:
+        STAGE
+
+
+rule export_ane:
+    input:
+        weights=bundle_weights,
+        code=code_of(engine_stage),
+    output:
+        result("bundles", "{bundle}"),
+    log:
+        logs("bundles", "{bundle}"),
+    benchmark:
+        times("bundles", "{bundle}")
+    wildcard_constraints:
+        bundle=of_form("ane_chunk", "ane_head"),
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=2000,
+    params:
+        stage=engine_stage,
+        tools=tools_of(engine_stage),
         inputs=named_inputs,
         json=bundle_json,
     message:

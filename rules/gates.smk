@@ -5,7 +5,7 @@
 rule gate_structure:
     input:
         unpack(structure_evidence),
-        code=code("gate_structure"),
+        code=code_of(structure_stage),
     output:
         result("gates/structure", "{bundle}"),
     log:
@@ -17,8 +17,8 @@ rule gate_structure:
     resources:
         mem_mb=1000,
     params:
-        stage="gate_structure",
-        tools=tools("gate_structure"),
+        stage=structure_stage,
+        tools=tools_of(structure_stage),
         inputs=named_inputs,
         json=bundle_json,
     message:
@@ -30,7 +30,7 @@ rule gate_structure:
 rule gate_numbers:
     input:
         unpack(numbers_evidence),
-        code=code("gate_numbers"),
+        code=code_of(numbers_stage),
     output:
         result("gates/numbers", "{bundle}"),
     log:
@@ -42,8 +42,8 @@ rule gate_numbers:
     resources:
         mem_mb=1000,
     params:
-        stage="gate_numbers",
-        tools=tools("gate_numbers"),
+        stage=numbers_stage,
+        tools=tools_of(numbers_stage),
         inputs=named_inputs,
         json=bundle_json,
     message:
@@ -74,6 +74,31 @@ rule gate_kernels:
         json=kernels_json,
     message:
         "gate kernels: {wildcards.bundle}"
+    shell:
+        STAGE
+
+
+rule gate_ane:
+    input:
+        bundle=result("bundles", "{bundle}"),
+        code=code("gate_ane"),
+    output:
+        result("gates/ane", "{bundle}"),
+    log:
+        logs("gates/ane", "{bundle}"),
+    benchmark:
+        times("gates/ane", "{bundle}")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=1000,
+    params:
+        stage="gate_ane",
+        tools=tools("gate_ane"),
+        inputs=named_inputs,
+        json=to_json(),
+    message:
+        "gate ane: {wildcards.bundle}"
     shell:
         STAGE
 
@@ -128,6 +153,56 @@ rule gate_tables:
         json=to_json(),
     message:
         "gate tables: {wildcards.tables}"
+    shell:
+        STAGE
+
+
+rule gate_chunks:
+    input:
+        unpack(chunks_evidence),
+        code=code("gate_chunks"),
+    output:
+        result("gates/chunks", "{folder}"),
+    log:
+        logs("gates/chunks", "{folder}"),
+    benchmark:
+        times("gates/chunks", "{folder}")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=1000,
+    params:
+        stage="gate_chunks",
+        tools=tools("gate_chunks"),
+        inputs=named_inputs,
+        json=chunks_json,
+    message:
+        "gate chunks: {wildcards.folder}"
+    shell:
+        STAGE
+
+
+rule gate_fp16:
+    input:
+        unpack(chunks_evidence),
+        code=code("gate_fp16"),
+    output:
+        result("gates/fp16", "{folder}"),
+    log:
+        logs("gates/fp16", "{folder}"),
+    benchmark:
+        times("gates/fp16", "{folder}")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=2000,
+    params:
+        stage="gate_fp16",
+        tools=tools("gate_fp16"),
+        inputs=named_inputs,
+        json=to_json(),
+    message:
+        "gate fp16: {wildcards.folder}"
     shell:
         STAGE
 

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import gate_inputs as given
 
-from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.gates.chunks import ChunkEvidence
-from workflow_scripts.gates.make_chunk_reference import build_chunk_reference
-from workflow_scripts.gates.oracle import Oracle
 from workflow_scripts.manifest import manifest_path
-from workflow_scripts.model.chunks import PLAN_NAME, chunk_plan, plan_json
+from workflow_scripts.model.chunks import chunk_plan, plan_json
 from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.release.names import CHUNKS_PLAN
 
 CONTEXT = 64
 RANGES = [(0, 3), (3, 5), (5, 10)]  # without K/V for others, with both producers, without any of its own
@@ -37,7 +35,7 @@ def chunk_set(run_stage, weights: Path, compute: str) -> Path:
     """The plan of real chunks beside them."""
     bundles = [chunk(run_stage, weights, compute, number) for number in range(len(RANGES))]
     plan = chunk_plan(Weights.open(weights).config, RANGES, CONTEXT)
-    path = bundles[0].parent / PLAN_NAME
+    path = bundles[0].parent / CHUNKS_PLAN
     path.write_text(json.dumps(plan_json(plan, compute, [bundle.name for bundle in bundles])))
     return path
 
@@ -52,8 +50,5 @@ def head(run_stage, weights: Path, compute: str) -> Path:
 @cache
 def evidence(run_stage, checkpoint: Path, weights: Path) -> ChunkEvidence:
     """What chunks of a recipe are compared with."""
-    opened, oracle = Weights.open(weights), Oracle.open(given.oracle(run_stage, checkpoint))
-    reference = weights.parents[1] / f"chunk_reference_{weights.name}"
-    reference.mkdir()
-    build_chunk_reference(Checkpoint.open(checkpoint), opened, oracle, reference)
+    opened, reference = Weights.open(weights), given.reference(run_stage, checkpoint, weights)
     return ChunkEvidence(chunk_plan(opened.config, RANGES, CONTEXT), opened, reference, [DIALOGUE])

@@ -131,6 +131,7 @@ def package_params(**changes: Any) -> dict[str, Any]:
         "tables_in": None,
         "tokenizer": True,
         "context": 64,
+        "chunks": None,
         **changes,
     }
 

@@ -1,5 +1,6 @@
 """Graphs for the Neural Engine: its checked list, its operators' arithmetic, and evidence in float16."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import torch
 from gate_inputs import INT8
 
 from workflow_scripts import closure
+from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.checkpoint.text_config import FULL, SLIDING
 from workflow_scripts.coreai import ane_rules
 from workflow_scripts.coreai.ane_check import ane_problems
@@ -18,19 +20,22 @@ from workflow_scripts.coreai.bytecode import read_constants
 from workflow_scripts.coreai.convert import Function, save_bundle
 from workflow_scripts.coreai.isolated import ChildDied
 from workflow_scripts.errors import UserError
-from workflow_scripts.gates import chunk_weights, fp16_evidence, runs
+from workflow_scripts.gates import fp16_evidence, runs
 from workflow_scripts.gates.oracle import Oracle
-from workflow_scripts.gates.structure import Claim, content_name, gate_structure
+from workflow_scripts.gates.structure import content_name
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.model.ane_conv import DenseConv, stored_conv
-from workflow_scripts.model.ane_head import AneHead, exported_head, rows_of
+from workflow_scripts.model.ane_head import AneHead, exported_head
 from workflow_scripts.model.ane_layers import LARGEST, AneRMSNorm, RotaryLookup, UnitRMS
+from workflow_scripts.model.ane_rows import rows_of
+from workflow_scripts.model.chunks import chunk_plan, plan_json
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.norm import rms_normalize
 from workflow_scripts.model.rope import RotaryEmbedding
 from workflow_scripts.model.rotary_table import rotary_table
-from workflow_scripts.model.signature import FunctionSpec, TensorSpec, signature
+from workflow_scripts.model.signature import FunctionSpec, TensorSpec
 from workflow_scripts.quantize.weights import Palette, Weights
+from workflow_scripts.release.names import CHUNKS_PLAN
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +48,8 @@ def shipped_head(run_stage, tiny_weights):
     return given.head(run_stage, tiny_weights[INT8], "fp16")
 
 
-def test_shipped_bundles_keep_to_the_checked_list(run_stage, tiny_weights, shipped_head):
+def test_a_shipped_chunk_keeps_to_the_checked_list(run_stage, tiny_weights):
     assert ane_problems(given.chunk(run_stage, tiny_weights[INT8], "fp16", 1)) == []
-    assert ane_problems(shipped_head) == []
 
 
 def test_a_float32_twin_breaks_no_rule_but_the_type(run_stage, tiny_weights):
@@ -55,10 +59,13 @@ def test_a_float32_twin_breaks_no_rule_but_the_type(run_stage, tiny_weights):
     assert all("constant of f32" in text or "cast inside" in text for text in problems)
 
 
-def test_the_other_argmax_head_is_not_for_the_engine(run_stage, tiny_weights):
-    """Why there is a head of its own; at the real vocabulary its sizes break rules too."""
-    problems = ane_problems(gate_inputs.head(run_stage, tiny_weights[INT8]))
-    assert len(problems) == 1 and "matmul by stored weights" in problems[0]
+def test_the_other_argmax_head_is_not_for_the_engine(run_stage, tiny_weights, shipped_head, tmp_path):
+    """Why there is a head of its own; at the real vocabulary its sizes break rules too. By the gate `ane`."""
+    other = gate_inputs.head(run_stage, tiny_weights[INT8])
+    failed = gate_inputs.judge("gate_ane", {"bundle": other}, tmp_path / "other")
+    (found,) = failed.values()
+    assert "matmul by stored weights" in found and ";" not in found
+    assert gate_inputs.judge("gate_ane", {"bundle": shipped_head}, tmp_path / "shipped") == {}
 
 
 class Wrong(torch.nn.Module):
@@ -197,16 +204,22 @@ def test_emulated_storage_is_float16():
     assert storage.largest["pow"] == math.inf and storage.largest["convolution"] == 4096
 
 
-def test_the_chain_answers_in_emulated_float16(run_stage, tiny_checkpoint, tiny_weights):
-    """Eight of eight, with every doubtful operator at its worst."""
-    evidence = given.evidence(run_stage, tiny_checkpoint, tiny_weights[INT8])
-    oracle = Oracle.open(gate_inputs.oracle(run_stage, tiny_checkpoint))
-    verdict = Verdict("fp16", "chain")
-    with np.load(evidence.arrays) as arrays:
-        fp16_evidence.gate_half_chain(verdict, evidence.plan, evidence.weights, oracle, dict(arrays))
-    assert [check.name for check in verdict.checks if not check.passed] == []
-    ids = oracle.dialogues[given.DIALOGUE].output_ids
-    assert verdict.checks[0].found == str(ids) and len(ids) == 8
+def test_the_chain_answers_in_emulated_float16(run_stage, tiny_checkpoint, tiny_weights, tmp_path):
+    """Eight of eight, with every doubtful operator at its worst: the gate `fp16` over a folder's plan."""
+    oracle = gate_inputs.oracle(run_stage, tiny_checkpoint)
+    plan = chunk_plan(Checkpoint.open(tiny_checkpoint).config, given.RANGES, given.CONTEXT)
+    (tmp_path / CHUNKS_PLAN).write_text(json.dumps(plan_json(plan, "fp16", ["a", "b", "c"])))
+    inputs = {
+        "folder": tmp_path,
+        "oracle": oracle,
+        "weights": tiny_weights[INT8],
+        "reference": gate_inputs.reference(run_stage, tiny_checkpoint, tiny_weights[INT8]),
+    }
+    assert gate_inputs.judge("gate_fp16", inputs, tmp_path / "out") == {}
+    ids = Oracle.open(oracle).dialogues[given.DIALOGUE].output_ids
+    checks = json.loads((tmp_path / "out/verdict.json").read_text())["checks"]
+    found = {check["name"]: check["found"] for check in checks}
+    assert found[f"{given.DIALOGUE}: ids in float16"] == str(ids) and len(ids) == 8
 
 
 @pytest.mark.parametrize("kind", [SLIDING, FULL])
@@ -281,34 +294,24 @@ def test_the_exported_head_chooses_as_numpy_does(shipped_head, weights, tmp_path
 
 
 def test_the_bundles_hold_their_recipes_weights_and_nothing_else(
-    run_stage, tiny_weights, weights, shipped_head
+    run_stage, tiny_checkpoint, tiny_weights, shipped_head, tmp_path
 ):
     """The gate `structure`; a chunk of other layers is found."""
-    said = {"recipe": INT8, "compute": "fp16", "checkpoint": weights.checkpoint_digest}
     chunk = given.chunk(run_stage, tiny_weights[INT8], "fp16", 1)
-    for bundle, form, part, stored, failed in (
-        (shipped_head, "ane_head", {}, chunk_weights.ane_head_constants(weights, "fp16"), 0),
-        (
-            chunk,
-            "ane_chunk",
-            {"layers": (3, 5)},
-            chunk_weights.chunk_constants(weights, (3, 5), 64, "fp16"),
-            0,
-        ),
-        (
-            chunk,
-            "ane_chunk",
-            {"layers": (3, 5)},
-            chunk_weights.chunk_constants(weights, (2, 4), 64, "fp16"),
-            2,
-        ),
+    for name, bundle, params in (
+        ("head", shipped_head, {"form": "ane_head"}),
+        ("chunk", chunk, {"form": "ane_chunk", "layers": [3, 5]}),
+        ("other", chunk, {"form": "ane_chunk", "layers": [2, 4]}),
     ):
-        verdict = Verdict("structure", bundle.name)
-        interface = signature(form, weights.config, 64, "fp16", **part)
-        words = {"form": form, **said} | ({"layers": "[3, 5)"} if part else {})
-        gate_structure(verdict, bundle, Claim(interface, words, stored))
-        wrong = [check.name for check in verdict.checks if not check.passed]
-        assert len(wrong) >= failed and (failed or not wrong), wrong
+        inputs = {"bundle": bundle, "checkpoint": tiny_checkpoint, "weights": tiny_weights[INT8]}
+        failed = gate_inputs.judge(
+            "gate_structure_ane", inputs, tmp_path / name, compute="fp16", context=64, **params
+        )
+        if name != "other":
+            assert failed == {}
+        else:
+            assert any("weights stored as the recipe says" in check for check in failed)
+            assert {"says its layers", "constants beside the weights"} <= failed.keys()
 
 
 class Wide(torch.nn.Module):
@@ -366,5 +369,12 @@ def test_the_two_authorings_rebuild_nothing_of_each_other():
         assert {name for name in sources(stage) & theirs if name.startswith("model/")} <= shared
     assert not {name for name in theirs if "ane" in name or "chunk" in name or "rotary" in name}
     assert not {name for name in ours if name.startswith(("gates/", "coreai/ane", "kernels/"))}
+    everywhere = {stage.stem: sources(stage.stem) for stage in closure.PACKAGE.glob("stages/[eg]*_*.py")}
+    assert {stage for stage, names in everywhere.items() if "model/ane_layers.py" in names} == {
+        *("export_ane_chunk", "gate_fp16")
+    }
+    assert {stage for stage, names in everywhere.items() if "model/ane_head.py" in names} == {
+        "export_ane_head"
+    }
     assert "model/ane_head.py" not in sources("export_ane_chunk")
     assert "model/ane_chunk.py" not in sources("export_ane_head")

@@ -1,11 +1,11 @@
 """The decoder in chunks is the decoder in one graph, in torch and in the runtime, and what goes wrong shows."""
 
-import copy
 import json
 from dataclasses import replace
 from itertools import pairwise
 
 import ane_inputs as given
+import gate_inputs
 import numpy as np
 import pytest
 import torch
@@ -24,11 +24,14 @@ from workflow_scripts.errors import UserError
 from workflow_scripts.gates import chunks
 from workflow_scripts.gates.fp16_evidence import torch_call
 from workflow_scripts.gates.verdict import Verdict
-from workflow_scripts.model.chunks import PLAN_NAME, chunk_plan, plan_json
+from workflow_scripts.manifest import manifest_path
+from workflow_scripts.model import ane_chunk
+from workflow_scripts.model.chunks import chunk_plan, plan_json
 from workflow_scripts.model.decoder import Decoder
 from workflow_scripts.model.hostcache import HostCacheCore
 from workflow_scripts.model.linear import eager_linears
 from workflow_scripts.model.signature import hostcache_core, signature
+from workflow_scripts.release.names import CHUNKS_PLAN
 
 SAME = 1e-5  # of hidden states with values up to 12: 10 units in the last place
 E2B = [(0, 8), (8, 15), (15, 20), (20, 25), (25, 30), (30, 35)]
@@ -160,11 +163,11 @@ def test_a_plan_of_another_version_is_refused(config, tmp_path):
     with pytest.raises(UserError, match="source `dream`"):
         ChunkHost(plan, None).step(np.zeros((1, 1, 96)), np.zeros((1, 1, 10, 32)))
     with pytest.raises(UserError, match="is missing"):
-        read_plan(tmp_path / PLAN_NAME)
+        read_plan(tmp_path / CHUNKS_PLAN)
     for text, message in (("{", "not readable JSON"), ('{"format": 2}', "not of format 1")):
-        (tmp_path / PLAN_NAME).write_text(text)
+        (tmp_path / CHUNKS_PLAN).write_text(text)
         with pytest.raises(UserError, match=message):
-            read_plan(tmp_path / PLAN_NAME)
+            read_plan(tmp_path / CHUNKS_PLAN)
 
 
 @pytest.fixture(scope="module")
@@ -333,15 +336,77 @@ def test_a_skipped_final_norm_shows(evidence, arrays):
     assert failures(verdict) == ["hidden"]
 
 
-def test_the_gate_finds_a_wrong_plan_beside_sound_chunks(exported, evidence, tmp_path):
-    plan = copy.deepcopy(read_plan(exported))
-    swapped(plan, "full")
+@pytest.fixture(scope="module")
+def judge_set(run_stage, exported, tiny_checkpoint, tiny_weights):
+    """Run the gate `chunks` over a folder; gives its failed checks."""
+    inputs = {
+        "oracle": gate_inputs.oracle(run_stage, tiny_checkpoint),
+        "weights": tiny_weights["fp32"],
+        "reference": gate_inputs.reference(run_stage, tiny_checkpoint, tiny_weights["fp32"]),
+    }
+    names = [chunk["bundle"] for chunk in read_plan(exported)["chunks"]]
+    params = {"bundles": names, "layers": RANGES, "compute": "fp32", "context": CONTEXT}
+
+    def run(folder, out):
+        return gate_inputs.judge("gate_chunks", inputs | {"folder": folder}, out, **params)
+
+    return run
+
+
+def test_the_gate_passes_a_sound_set(judge_set, exported, tmp_path):
+    assert judge_set(exported.parent, tmp_path / "out") == {}
+
+
+CHAIN = f"{DIALOGUE}: hidden state of the chain"
+
+
+def test_the_gate_finds_a_producers_keys_and_values_in_the_wrong_order(judge_set, exported, tmp_path):
+    """A wrong plan beside sound chunks."""
+    folder, plan = tmp_path / "folder", read_plan(exported)
+    folder.mkdir()
     for chunk in plan["chunks"]:
-        chunk["bundle"] = str(exported.parent / chunk["bundle"])
-    (tmp_path / PLAN_NAME).write_text(json.dumps(plan))
-    verdict = Verdict("chunks", "chain")
-    chunks.gate_chain(verdict, tmp_path / PLAN_NAME, evidence, "fp32")
-    assert failures(verdict) == [f"{DIALOGUE}: hidden state of the chain"]
+        (folder / chunk["bundle"]).symlink_to(exported.parent / chunk["bundle"])
+    swapped(plan, "full")
+    (folder / CHUNKS_PLAN).write_text(json.dumps(plan))
+    failed = judge_set(folder, tmp_path / "out")
+    assert failed.keys() == {"plan of the chunks", CHAIN}
+    assert failed["plan of the chunks"].startswith("another at chunks.2.inputs.prod_full_kv_k.source.")
+
+
+@pytest.mark.parametrize("host", [MaskShifted, WrittenLate])
+def test_the_gate_finds_a_wrong_host(judge_set, exported, tmp_path, monkeypatch, host):
+    monkeypatch.setattr(chunks, "ChunkHost", host)
+    monkeypatch.setattr(chunks, "isolated", lambda function, **arguments: function(**arguments))
+    assert judge_set(exported.parent, tmp_path / "out").keys() == {CHAIN}
+
+
+def test_the_gate_finds_a_skipped_final_norm(run_stage, tiny_checkpoint, tiny_weights, tmp_path, monkeypatch):
+    """Gate `numbers` over the last layer by itself."""
+    weights, params = tiny_weights["fp32"], {"compute": "fp32", "context": CONTEXT, "layers": [9, 10]}
+    monkeypatch.setattr(ane_chunk, "_final_norm", lambda weights, dtype: torch.nn.Identity())
+    bundle = run_stage("export_ane_chunk", "unnormed.aimodel", {"weights": manifest_path(weights)}, **params)
+    inputs = {
+        "bundle": bundle,
+        "oracle": gate_inputs.oracle(run_stage, tiny_checkpoint),
+        "weights": weights,
+        "reference": gate_inputs.reference(run_stage, tiny_checkpoint, weights),
+    }
+    failed = gate_inputs.judge("gate_numbers_ane", inputs, tmp_path / "out", **params)
+    assert failed.keys() == {f"{DIALOGUE}: hidden"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "ranges"),
+    [
+        ((0, 10), [(0, 10)]),
+        ((0, 3), [(0, 3), (3, 10)]),
+        ((3, 5), [(0, 3), (3, 5), (5, 10)]),
+        ((9, 10), [(0, 9), (9, 10)]),
+    ],
+)
+def test_a_chunk_is_judged_without_the_others_of_its_set(config, layers, ranges):
+    plan, number = chunks.plan_around(config, layers, CONTEXT)
+    assert [chunk.layers for chunk in plan.chunks] == ranges and ranges[number] == layers
 
 
 def test_nan_and_missing_rows_never_pass():

@@ -11,11 +11,12 @@ from tokenizers import Tokenizer
 from workflow_scripts.checkpoint.tiny_dialogues import DIALOGUES
 from workflow_scripts.config import GATES, load_config, overlay, read_config
 from workflow_scripts.configuration import meaning
-from workflow_scripts.configuration.data import DRIVERS, FORMS, KERNEL_BITS
+from workflow_scripts.configuration.chunks import engine_problems
+from workflow_scripts.configuration.data import DRIVERS, ENGINE_CONTEXT, ENGINE_RECIPES, FORMS, KERNEL_BITS
 from workflow_scripts.configuration.shape import SCHEMA
 from workflow_scripts.errors import UserError
 from workflow_scripts.model.names import HEAD_WEIGHT
-from workflow_scripts.quantize.recipes import RECIPES, PaletteEncoding
+from workflow_scripts.quantize.recipes import RECIPES, LinearEncoding, PaletteEncoding
 
 ROOT = Path(__file__).parents[1]
 MODEL_FILES = sorted(path.name for path in (ROOT / "config").glob("gemma-*.yaml"))
@@ -74,10 +75,21 @@ def test_default_is_the_embedded_model():
     assert "gather_raw" not in config.bundles()
     assert len(config.bundles()) == len(config.artifacts) - 1
     assert config.recipes() == ("fp16", "fp32", "int4-kmeans-g32", "int8-kmeans-g32")
-    assert [name for name, folder in config.folders.items() if folder.can_chat] == ["macos", "ios-gpu"]
+    assert [name for name, folder in config.folders.items() if folder.can_chat] == [
+        "macos",
+        "ios-gpu",
+        "ios-ane",
+    ]
     assert config.folders["macos"].artifacts == ("frontend_int8", "core_metal_int8", "head_kernel_int8")
     assert config.folders["ios-gpu"].artifacts == ("core_metal_int4", "head_kernel_int4")
     assert config.folders["ios-gpu"].tables_in == "ios-frontend"
+    engine = config.folders["ios-ane"]
+    assert [config.artifacts[key].layers for key in engine.chunks] == [(0, 3), (3, 5), (5, 10)]
+    assert {name: config.positions(folder) for name, folder in config.folders.items() if folder.can_chat} == {
+        "macos": 320,
+        "ios-gpu": 320,
+        "ios-ane": 64,
+    }
     assert (ROOT / config.checkpoint.source / "model.safetensors").is_file()
 
 
@@ -113,6 +125,7 @@ def test_e2b_keeps_the_published_names():
         "gemma4_e2b_hostcache_L35_int8.aimodel",
         "gemma4_e2b_int8_head.aimodel",
         "gemma4_e2b_head_argmax_int8.aimodel",
+        *(f"gemma4_e2b_hostcache_chunk{number}_int8.aimodel" for number in range(1, 7)),
         "gemma4_e2b_frontend_int8.aimodel",
         "gemma4_e2b_metal_int8v3_L35.aimodel",
         "gemma4_e2b_head_argmax_kernel.aimodel",
@@ -120,6 +133,10 @@ def test_e2b_keeps_the_published_names():
         "gemma4_e2b_head_argmax_int4km.aimodel",
         "gemma4_gather_raw",
     }
+    chunks = [config.artifacts[key] for key in config.folders["ios-ane"].chunks]
+    ranges = [(0, 8), (8, 15), (15, 20), (20, 25), (25, 30), (30, 35)]
+    assert [chunk.layers for chunk in chunks] == ranges
+    assert {chunk.context for chunk in chunks} == {64}
     published = config.oracle.dialogues["published"]
     assert len(published.prompt_ids) == 19
     assert len(published.expect_ids) == 8
@@ -148,7 +165,7 @@ def test_default_dialogues_are_those_of_the_embedded_model():
 
 def test_null_drops_an_inherited_entry():
     gates = "required: [structure, numbers, quantization, tokens, long_run, chat]"
-    folders = "{ios-gpu: null, ios-frontend: null}"
+    folders = "{ios-gpu: null, ios-ane: null, ios-frontend: null}"
     config = load_config(
         changed(f"{{folders: {folders}, artifacts: {{gather_raw: null}}, gates: {{{gates}}}}}")
     )
@@ -357,6 +374,71 @@ COMMIT = "3e22461f65e89153144f8adb70e3b8c2cc9845a7"
             )
             for name in ("release", "gates", "bundles", "tiny_checkpoint")
         ),
+        # a decoder in chunks
+        ("artifacts: {chunk1: {layers: null}}", ["artifacts.chunk1.layers: found None, needs a list"]),
+        (
+            "artifacts: {x: {form: ane_chunk, recipe: fp16, compute: fp16, name: x}}",
+            ["artifacts.x.layers: missing", "form ane_chunk needs the layers [first, last)"],
+        ),
+        *(
+            (
+                f"artifacts: {{chunk1: {{layers: {layers}}}}}",
+                [f"artifacts.chunk1.layers: found {layers}; allowed: [first, last) within [0, 10)"],
+            )
+            for layers in ([0], [0, 1, 2], [3, 3], [3, 0], [0, 11])
+        ),
+        ("artifacts: {core_int8: {layers: [0, 10]}}", ["form hostcache_core has no layers, leave it out"]),
+        ("artifacts: {head_int8: {context: 64}}", ["artifacts.head_int8.context: found 64", "leave it out"]),
+        ("artifacts: {chunk1: {context: 2049}}", ["artifacts.chunk1.context: found 2049, needs 2 to 2048"]),
+        (
+            "{context: 4096, artifacts: {x: {form: ane_chunk, layers: [0, 3], recipe: fp16, compute: fp16, name: x}}}",
+            ["artifacts.x.context: without it, 4096", "exact up to 2048 only"],
+        ),
+        (
+            "artifacts: {chunk2: {layers: [4, 5]}}",
+            [
+                "folders.ios-ane.bundles.chunk2: has the layers [4, 5)",
+                "the one before it ends before layer 3",
+                "must start at 3",
+            ],
+        ),
+        ("artifacts: {chunk2: {layers: [2, 5]}}", ["bundles.chunk2: has the layers [2, 5)", "start at 3"]),
+        ("artifacts: {chunk1: {layers: [1, 3]}}", ["bundles.chunk1", "it is the first", "start at 0"]),
+        (
+            "artifacts: {chunk3: {layers: [5, 9]}}",
+            ["the chunks end before layer 9, but num_hidden_layers is 10", "[9, 10) are in none"],
+        ),
+        (
+            "folders: {ios-ane: {bundles: {chunk1: chunk2, chunk2: chunk1}}}",
+            ["folders.ios-ane.bundles.chunk1: has the layers [3, 5)"],
+        ),
+        *(
+            (f"artifacts: {{chunk2: {{{key}: {value}}}}}", [f"the chunks differ in {key} ({told}"])
+            for key, value, told in (
+                ("context", 128, "64 in chunk1, 128 in chunk2, 64 in chunk3"),
+                ("recipe", "fp16", "int8-kmeans-g32 in chunk1, fp16 in chunk2"),
+                ("compute", "fp32", "fp16 in chunk1, fp32 in chunk2"),
+            )
+        ),
+        (
+            "folders: {ios-ane: {bundles: {chunk5: chunk3}}}",
+            ["folders.ios-ane.bundles.chunk5: driver chunks has no such role", "chunk4: missing"],
+        ),
+        (
+            "folders: {new: {driver: chunks, bundles: {head: head_ane_int8}, tables_in: ios-frontend}}",
+            ["folders.new.bundles.chunk1: missing; driver chunks needs the roles frontend, chunk1, head"],
+        ),
+        (
+            "folders: {ios-ane: {bundles: {chunk1: core_int8, head: head_int8}}}",
+            [
+                "artifact core_int8 is of form hostcache_core; allowed: form ane_chunk",
+                "allowed: form ane_head",
+            ],
+        ),
+        (
+            "artifacts: {gather_raw: {name: gemma4_chunks_plan.json}}",
+            ["'gemma4_chunks_plan.json' is reserved"],
+        ),
         ("folders: {LICENSE: {tables: [gather_raw]}}", ["folders.LICENSE: ", "licence files"]),
     ],
 )
@@ -370,7 +452,7 @@ def test_a_mistake_is_named_with_its_cure(text, words):
 
 # --- gates that could not be judged ------------------------------------------------------------------------------
 
-TABLES_ONLY = "folders: {macos: null, ios-gpu: null}"
+TABLES_ONLY = "folders: {macos: null, ios-gpu: null, ios-ane: null}"
 NO_CHAT = f"{{{TABLES_ONLY}}}"
 BARE = f"{{{TABLES_ONLY}, gates: {{evidence: []}}}}"
 FRONT_END = f"{{{TABLES_ONLY}, gates: {{evidence: [frontend_int8]}}}}"
@@ -410,8 +492,16 @@ def test_every_gate_can_be_required_of_the_default_alone(gate):
         ("quantization", FRONT_END, "has a recipe"),
         (
             "tables",
-            "folders: {ios-gpu: null, ios-frontend: null}",
+            "folders: {ios-gpu: null, ios-ane: null, ios-frontend: null}",
             "no folder holds an artifact of form raw_tables",
+        ),
+        ("ane", BARE, "no folder holds a bundle for the Neural Engine"),
+        ("chunks", "folders: {ios-ane: null}", "no folder has the driver chunks"),
+        ("fp16", "folders: {ios-ane: null}", "no folder has the driver chunks"),
+        (
+            "long_run",
+            "folders: {macos: null, ios-gpu: null}",
+            "no folder has a driver to chat with and 256 positions",
         ),
         ("kernels", BARE, "no folder holds a bundle with Metal kernels"),
         ("kernels", NO_KERNELS, "no folder holds a bundle with Metal kernels"),
@@ -467,7 +557,9 @@ def test_evidence_is_a_target_too(gate, text):
     ids=lambda value: None if isinstance(value, dict) else str(value),
 )
 def test_a_required_gate_needs_a_dialogue_that_belongs_to_it(gate, dialogue, fine):
-    raw = overlay(requiring(gate, "{}"), {"oracle": {"dialogues": [{"name": "a", **dialogue}]}})
+    raw = overlay(
+        requiring(gate, "folders: {ios-ane: null}"), {"oracle": {"dialogues": [{"name": "a", **dialogue}]}}
+    )
     if fine:
         load_config(raw)
     else:
@@ -475,8 +567,55 @@ def test_a_required_gate_needs_a_dialogue_that_belongs_to_it(gate, dialogue, fin
             load_config(raw)
 
 
+@pytest.mark.parametrize(
+    ("gate", "dialogue", "words"),
+    [
+        ("tokens", {"prompt_ids": ids(65), "new_tokens": 1}, "more than the 64 positions of folders.ios-ane"),
+        ("tokens", {"prompt_ids": ids(60), "new_tokens": 6, "expect_ids": ids(6)}, "64 positions"),
+        ("tokens", {"prompt_ids": ids(64), "new_tokens": 9}, None),  # it may stop early
+        ("chunks", {"turns": ["x"], "new_tokens": 1}, "has numbers: true to compare"),
+        ("fp16", {"turns": ["x"], "new_tokens": 1}, "has numbers: true to compare"),
+        ("fp16", {"turns": ["x"], "new_tokens": 1, "numbers": True}, None),
+    ],
+)
+def test_a_folder_with_few_positions_needs_a_dialogue_that_fits(gate, dialogue, words):
+    raw = overlay(requiring(gate, "{}"), {"oracle": {"dialogues": [{"name": "a", **dialogue}]}})
+    if words is None:
+        load_config(raw)
+    else:
+        with pytest.raises(UserError, match=f"gates.required: has {gate}, but .*{words}"):
+            load_config(raw)
+
+
+def test_linear_codes_are_refused_for_the_engine():
+    """Whatever the schema offers for other forms."""
+    raw = changed("artifacts: {chunk1: {recipe: int4-linear-b32}}")
+    said = list(engine_problems("artifacts.chunk1", raw["artifacts"]["chunk1"], raw))
+    assert len(said) == 1 and "found 'int4-linear-b32'; form ane_chunk is for the Neural Engine" in said[0]
+    assert (
+        "linear codes do not compile for it. allowed: fp32, fp16, int8-kmeans-g32, int4-kmeans-g32" in said[0]
+    )
+    linear = {
+        name
+        for name, recipe in RECIPES.items()
+        if any(isinstance(encoding, LinearEncoding) for encoding in recipe.encodings.values())
+    }
+    assert {*ENGINE_RECIPES} == RECIPES.keys() - linear
+
+
+def test_the_engine_counts_as_far_as_its_authoring_says():
+    from workflow_scripts.model.ane_layers import LAST_EXACT
+
+    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    artifact = schema["properties"]["artifacts"]["additionalProperties"]["properties"]
+    assert ENGINE_CONTEXT == LAST_EXACT == artifact["context"]["maximum"]
+
+
 def test_a_dialogue_may_fill_the_context_to_the_last_position():
-    raw = overlay(requiring("tokens", "context: 10"), {"oracle": {"dialogues": [yaml.safe_load(HELLO)]}})
+    raw = overlay(
+        requiring("tokens", "{context: 10, folders: {ios-ane: null}}"),
+        {"oracle": {"dialogues": [yaml.safe_load(HELLO)]}},
+    )
     load_config(raw)
     raw["oracle"]["dialogues"] = [{"name": "a", "prompt_ids": ids(3), "new_tokens": 8}]
     load_config(raw)
@@ -512,18 +651,24 @@ def test_targets_of_the_default_s_gates():
     assert {Path(name).stem.removeprefix("gemma4_tiny_") for name in bundles} == {
         "frontend_int8",
         "hostcache_L10_fp32",
+        *(f"hostcache_{part}_int8" for part in ("chunk1", "chunk2", "chunk3")),
+        *("hostcache_producers_int8_fp32", "hostcache_readers_int8_fp32", "head_argmax_int8"),
         *("metal_int8v3_L10", "metal_int8v3_L10_fp32", "head_argmax_kernel"),
         *("metal_int4km_L10", "metal_int4km_L10_fp32", "head_argmax_int4km"),
     }
-    shipped_kernels = {name for name in bundles if "_metal_" in name or "_argmax_" in name}
+    engine = {name for name in bundles if "_chunk" in name or "_argmax_int8." in name}
+    shipped_kernels = {name for name in bundles if "_metal_" in name or "_argmax_" in name} - engine
     shipped_kernels -= {name for name in bundles if "_fp32" in name}
     assert {gate: set(config.gate_targets(gate, judged)) for gate in GATES} == {
         "structure": bundles,
         "numbers": bundles,
         "kernels": shipped_kernels,
+        "ane": engine,
         "quantization": {"fp32", "int4-kmeans-g32", "int8-kmeans-g32"},
         "tables": {"gemma4_gather_raw"},
-        **{gate: {"macos", "ios-gpu"} for gate in ("tokens", "long_run", "chat", "gpu")},
+        **{gate: {"macos", "ios-gpu", "ios-ane"} for gate in ("tokens", "chat")},
+        **{gate: {"macos", "ios-gpu"} for gate in ("long_run", "gpu")},
+        **{gate: {"ios-ane"} for gate in ("chunks", "fp16")},
     }
 
 
@@ -591,9 +736,8 @@ def test_manual_and_schema_have_the_same_keys():
         r"^\| `(\w+)` \| .*\| (.*)\|$", manual.partition("| form |")[2].partition("\n\n")[0], re.M
     )
     needs = {name: {need.strip() for need in text.split(",")} - {""} for name, text in forms}
-    assert needs == {
-        name: {need for need in ("recipe", "compute") if getattr(form, need)} for name, form in FORMS.items()
-    }
+    keys = ("recipe", "compute", "layers")
+    assert needs == {name: {need for need in keys if getattr(form, need)} for name, form in FORMS.items()}
 
 
 def test_examples_of_the_manual_load():

@@ -15,7 +15,8 @@ from workflow_scripts.checks.clone import copy_project
 
 pytestmark = pytest.mark.end_to_end
 FRANCE = "What is the capital of France?"
-CHATS = ("macos", "ios-gpu")
+CHATS = ("macos", "ios-gpu", "ios-ane")
+KERNELS = ("macos", "ios-gpu")
 
 
 def run(command, folder):
@@ -48,6 +49,14 @@ def release(clone):
 def test_the_folders_hold_what_they_promise(release):
     found = sorted(path.relative_to(release).as_posix() for path in release.glob("*/*"))
     assert found == [
+        "ios-ane/gemma4_chunks_plan.json",
+        "ios-ane/gemma4_plan.json",
+        "ios-ane/gemma4_tiny_head_argmax_int8.aimodel",
+        "ios-ane/gemma4_tiny_hostcache_chunk1_int8.aimodel",
+        "ios-ane/gemma4_tiny_hostcache_chunk2_int8.aimodel",
+        "ios-ane/gemma4_tiny_hostcache_chunk3_int8.aimodel",
+        "ios-ane/provenance.json",
+        "ios-ane/tokenizer",
         "ios-frontend/gemma4_gather_raw",
         "ios-frontend/provenance.json",
         "ios-gpu/gemma4_plan.json",
@@ -76,22 +85,33 @@ def test_every_required_gate_passed_and_is_on_record(release):
     gates = json.loads((release / "release.json").read_text())["gates"]
     required = [gate for gate in gates.values() if gate["required"]]
     assert {gate["gate"] for gate in required} == {
-        *("structure", "numbers", "kernels", "quantization", "tables", "tokens", "long_run", "chat")
+        *("structure", "numbers", "kernels", "ane", "quantization", "tables", "chunks", "fp16", "tokens"),
+        *("long_run", "chat"),
     }
     assert {gate["verdict"] for gate in required} == {"pass"}
     assert {gate["target"] for gate in required if gate["gate"] == "kernels"} == {
-        path.name for path in release.glob("*/*") if "_metal_" in path.name or "_argmax_" in path.name
+        path.name
+        for folder in KERNELS
+        for path in release.glob(f"{folder}/*")
+        if "_metal_" in path.name or "_argmax_" in path.name
+    }
+    assert {gate["target"] for gate in required if gate["gate"] == "ane"} == {
+        path.name for path in release.glob("ios-ane/*.aimodel")
     }
     for folder in CHATS:
         assert len(gates[f"tokens_{folder}"]["tokens"]["france"]) == 8
+    for folder in KERNELS:
         assert len(gates[f"long_run_{folder}"]["tokens"]["long"]) == 256
+    left_out = {check["name"]: check["found"] for check in gates["tokens_ios-ane"]["checks"]}
+    assert left_out["dialogues that fit"].endswith("chat not fed: longer than the 64 positions of this set")
+    assert "long_run_ios-ane" not in gates
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac runs it")
 def test_a_gate_that_this_host_cannot_run_is_told_and_listed(clone, release):
     gates = json.loads((release / "release.json").read_text())["gates"]
     readme, said = (release / "README.md").read_text(), (clone / "build.log").read_text()
-    for folder in CHATS:
+    for folder in KERNELS:
         gpu = gates[f"gpu_{folder}"]
         assert (gpu["verdict"], gpu["required"]) == ("not_run", False) and gpu["reason"]
         assert f"- `gpu_{folder}` on {folder}: {gpu['reason']}" in readme
@@ -123,6 +143,8 @@ def test_chat_needs_the_folders_alone(clone, release, tmp_path):
         path.rename(clone / f"{name}-moved-away")
     try:
         phone = chat("ios-gpu", FRANCE)
+        engine = chat("ios-ane", FRANCE)
+        beyond = chat("ios-ane", "Tell me a long story about a lighthouse.")
         shutil.rmtree(tmp_path / "ios-frontend")
         alone = chat("ios-gpu", FRANCE)
         mac = chat("macos", FRANCE)
@@ -130,12 +152,15 @@ def test_chat_needs_the_folders_alone(clone, release, tmp_path):
     finally:
         for name, path in hidden.items():
             (clone / f"{name}-moved-away").rename(path)
-    for answered in (mac, phone):
+    for answered in (mac, phone, engine):
         reply = (answered.returncode, answered.stdout)
         assert reply == (0, "The capital of France is Paris.\n"), answered.stderr
     if sys.platform != "darwin":
         told = "gemma4_tiny_metal_int4km_L10.aimodel: 30 Metal kernels run as their reference operators"
         assert told in phone.stderr and "int8v3_L10.aimodel: 30 Metal kernels" in mac.stderr
+    assert beyond.returncode == 1 and beyond.stdout == ""
+    assert "the answer is not finished" in beyond.stderr
+    assert "longer than the 64 positions the set was exported for" in beyond.stderr
     assert alone.returncode == 1 and alone.stdout == ""
     assert "folder `ios-frontend` of the same release" in alone.stderr
     assert accents.stdout == "« Garçon » veut dire « boy », comme à l'école.\n"
@@ -189,6 +214,7 @@ def test_an_edit_reruns_the_stages_that_feel_it_and_no_other(clone):
         "reference",
         "export_hostcache",
         "export_kernels",
+        "export_ane",
     )
     assert not set(counts) & set(untouched)
 
@@ -208,6 +234,40 @@ def test_a_kernel_edit_reaches_its_own_bundles_only(clone):
     }
     assert "package: ios-gpu" in jobs
     assert not [job for job in jobs if "macos" in job or "int8" in job or "head_argmax" in job]
+
+
+def planned(clone, *arguments):
+    """Messages of the jobs that a dry run lists."""
+    plan = snakemake(clone, "-n", "-j2", "release", *arguments)
+    assert plan.returncode == 0, plan.stderr[-3000:]
+    return {*re.findall(r"^Job \d+: (.*)$", plan.stdout, re.M)}
+
+
+def test_an_edit_of_the_engines_authoring_reaches_its_own_folder_only(clone):
+    source = clone / "workflow_scripts/model/ane_layers.py"
+    old = source.read_text()
+    try:
+        source.write_text(old + "# a comment\n")
+        jobs = planned(clone)
+    finally:
+        source.write_text(old)
+    assert {job for job in jobs if job.startswith("export")} == {
+        f"export: gemma4_tiny_hostcache_{part}.aimodel"
+        for part in ("chunk1_int8", "chunk2_int8", "chunk3_int8", "producers_int8_fp32", "readers_int8_fp32")
+    }
+    assert {"package: ios-ane", "gate fp16: ios-ane", "gate chat: ios-ane"} <= jobs
+    assert not [job for job in jobs if "macos" in job or "ios-gpu" in job or "metal" in job]
+
+
+def test_another_cut_rebuilds_the_chunks_it_touches(clone, tmp_path):
+    """The border between the first two chunks; the third, the evidence and the head stay."""
+    (tmp_path / "cut.yaml").write_text("artifacts: {chunk1: {layers: [0, 2]}, chunk2: {layers: [2, 5]}}")
+    jobs = planned(clone, "--configfile", str(tmp_path / "cut.yaml"))
+    assert {job for job in jobs if job.startswith("export")} == {
+        f"export: gemma4_tiny_hostcache_chunk{number}_int8.aimodel" for number in (1, 2)
+    }
+    assert "gate chunks: ios-ane" in jobs
+    assert not [job for job in jobs if "macos" in job or "chunk3" in job or "head_argmax" in job]
 
 
 def test_a_wrong_config_stops_before_any_job(clone):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import gate_inputs as given
 import numpy as np
@@ -16,7 +17,7 @@ from workflow_scripts.gates import bounds, numbers, stored_weights
 from workflow_scripts.gates.oracle import Dialogue
 from workflow_scripts.gates.quantization import gate_tensors
 from workflow_scripts.gates.structure import Claim, gate_structure
-from workflow_scripts.gates.tokens import LONG_RUN, gate_dialogue, gate_tokenizer, is_long
+from workflow_scripts.gates.tokens import LONG_RUN, gate_dialogue, gate_tokenizer, is_long, that_fit
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.manifest import manifest_path
 from workflow_scripts.model.names import HEAD_WEIGHT
@@ -254,6 +255,17 @@ def test_an_ungated_tie_may_differ_and_nothing_gated_is_no_pass():
 def test_long_dialogues_belong_to_the_long_run():
     assert not is_long(dialogue())
     assert is_long(dialogue(output_ids=list(range(LONG_RUN))))
+
+
+def test_dialogues_beyond_the_positions_of_a_set_are_left_out_and_named():
+    short, long = dialogue(), replace(dialogue(output_ids=list(range(20))), name="e")
+    room = len(short.fed_ids)
+    verdict = Verdict("tokens", "folder")
+    assert that_fit(verdict, [short], room) == [short] and verdict.checks == []
+    assert that_fit(verdict, [short, long], room) == [short] and failures(verdict) == []
+    assert verdict.checks[0].found == f"d; e not fed: longer than the {room} positions of this set"
+    assert that_fit(verdict, [short, long], room - 1) == []
+    assert failures(verdict) == ["dialogues that fit"]
 
 
 def test_the_float16_bound_is_the_measured_accumulator():

@@ -732,6 +732,7 @@ def folder(run_stage, tiny_checkpoint, frontends, core, head):
         bundles={role: tree.name for role, tree in bundles.items()},
         tables=[],
         tables_in=None,
+        chunks=None,
         tokenizer=True,
         context=CONTEXT,
     )

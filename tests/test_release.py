@@ -12,6 +12,7 @@ import pytest
 import release_inputs as given
 
 from workflow_scripts.closure import ROOT
+from workflow_scripts.coreai.chunk_bundles import read_plan
 from workflow_scripts.errors import UserError
 from workflow_scripts.gates.tables_folder import gate_tables_folder
 from workflow_scripts.gates.verdict import Verdict
@@ -115,6 +116,26 @@ def test_a_plan_names_the_tables_of_the_folder_beside_it(borrower: Path) -> None
     assert (borrower / plan.tables[0] / "ple.i8").is_file()
     assert not any("gather_raw" in name for name in names(borrower))
     assert plan.tables_elsewhere(borrower) == {(borrower.parent / "front").resolve()}
+
+
+def test_a_decoder_in_chunks_has_a_plan_of_its_own(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    names = [f"tiny_chunk{number}.aimodel" for number in (1, 2, 3)]
+    for number in (1, 2, 3):
+        inputs[f"bundle_chunk{number}"] = given.bundle(tmp_path, f"chunk{number}", b"chunk")
+    del inputs["bundle_core"]
+    folder = package(
+        tmp_path,
+        inputs,
+        driver="chunks",
+        bundles={"chunk1": names[0], "chunk2": names[1], "chunk3": names[2], "head": "tiny_head.aimodel"},
+        chunks={"bundles": names, "layers": [[0, 3], [3, 5], [5, 10]], "compute": "fp16"},
+    )
+    plan = read_plan(folder / "gemma4_chunks_plan.json")
+    assert [(chunk["bundle"], chunk["layers"]) for chunk in plan["chunks"]] == list(
+        zip(names, ([0, 3], [3, 5], [5, 10]), strict=True)
+    )
+    assert plan["context"] == Plan.open(folder).context == 64
+    assert all((folder / chunk["bundle"]).is_dir() for chunk in plan["chunks"])
 
 
 def test_a_folder_without_the_one_that_holds_its_tables_says_where_they_lie(
@@ -373,6 +394,10 @@ def test_a_reported_gate_may_be_not_run_but_must_not_fail(tmp_path: Path, ready:
     text = (folder / "README.md").read_text()
     assert "- `gpu_macos` on tiny_core.aimodel: no Metal here\n" in text
     assert "- Runs on the Neural Engine: no gate" in text and "runs their source on a CPU" in text
+    assert "list of what the engine runs" not in text and "gemma4_chunks_plan.json" not in text
+    ready["gate_ane_core"] = given.gate(tmp_path, "ane")
+    text = (release(tmp_path, ready) / "README.md").read_text()
+    assert "- Runs on the Neural Engine: no gate" in text and "list of what the engine runs" in text
     ready["gate_gpu_macos"] = given.gate(tmp_path, "gpu", "fail", "position 3: 17 is not 18")
     with pytest.raises(UserError, match=r"`gpu_macos` on tiny_core\.aimodel: fail \(position 3"):
         release(tmp_path, ready)

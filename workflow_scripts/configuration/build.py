@@ -32,12 +32,7 @@ def build(raw: dict[str, Any]) -> Config:
         context=int(raw["context"]),
         checkpoint=_build_checkpoint(raw["checkpoint"]),
         oracle=_build_oracle(raw["oracle"]),
-        artifacts={
-            key: Artifact(
-                key, entry["form"], entry.get("recipe"), entry.get("compute"), published_name(entry, raw)
-            )
-            for key, entry in raw["artifacts"].items()
-        },
+        artifacts={key: _build_artifact(key, entry, raw) for key, entry in raw["artifacts"].items()},
         store=StoreConfig(
             folder=None if raw["store"]["folder"] == "default" else raw["store"]["folder"],
             shared=None if raw["store"]["shared"] == "off" else raw["store"]["shared"],
@@ -80,6 +75,19 @@ def _build_dialogue(entry: dict[str, Any]) -> Dialogue:
         stops=entry.get("stops", False),
         numbers=entry.get("numbers", False),
         skip_ties=entry.get("skip_ties", False),
+    )
+
+
+def _build_artifact(key: str, entry: dict[str, Any], raw: dict[str, Any]) -> Artifact:
+    layers = entry.get("layers")
+    return Artifact(
+        key=key,
+        form=entry["form"],
+        recipe=entry.get("recipe"),
+        compute=entry.get("compute"),
+        published=published_name(entry, raw),
+        context=int(entry.get("context", raw["context"])),
+        layers=(int(layers[0]), int(layers[1])) if layers else None,
     )
 
 

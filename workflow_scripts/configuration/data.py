@@ -10,12 +10,18 @@ HUB_ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)@(?P<revision>[\w
 
 @dataclass(frozen=True)
 class Form:
-    """What a graph form needs: stored weights of a recipe, a compute precision; is it a bundle, with Metal kernels?"""
+    """What a graph form needs: stored weights of a recipe, a compute precision, a range of layers.
+
+    And what it is: a bundle, one with Metal kernels, one for the Neural Engine. A range of layers comes with a context
+    of its own.
+    """
 
     recipe: bool
     compute: bool
     bundle: bool
     kernels: bool = False
+    engine: bool = False
+    layers: bool = False
 
 
 FORMS = {
@@ -24,6 +30,8 @@ FORMS = {
     "head": Form(recipe=True, compute=True, bundle=True),
     "head_argmax": Form(recipe=True, compute=True, bundle=True),
     "head_argmax_metal": Form(recipe=True, compute=True, bundle=True, kernels=True),
+    "ane_chunk": Form(recipe=True, compute=True, bundle=True, engine=True, layers=True),
+    "ane_head": Form(recipe=True, compute=True, bundle=True, engine=True),
     "frontend": Form(recipe=False, compute=True, bundle=True),  # its tables are int8 per row in every variant
     "raw_tables": Form(recipe=False, compute=False, bundle=False),
 }
@@ -31,30 +39,40 @@ FORMS = {
 # recipe -> bits of the palettes in which it stores the matrices that kernels read
 KERNEL_BITS = {"int8-kmeans-g32": 8, "int4-kmeans-g32": 4}
 
+# Recipes without linear codes, which do not compile for the Neural Engine.
+ENGINE_RECIPES = ("fp32", "fp16", "int8-kmeans-g32", "int4-kmeans-g32")
+ENGINE_CONTEXT = 2048  # a chunk compares positions in float16, which is exact up to here
+
 FRONTEND = "frontend"  # the role that another folder's raw tables (`tables_in`) can take over
+CHUNK = "chunk"  # stands for the roles chunk1, chunk2, ...: as many as there are
 
 # driver -> role -> forms that can play it
 DRIVERS: dict[str, dict[str, tuple[str, ...]]] = {
     "hostcache": {
         FRONTEND: ("frontend",),
         "core": ("hostcache_core", "hostcache_metal"),
-        "head": ("head", "head_argmax", "head_argmax_metal"),
+        "head": ("head", "head_argmax", "head_argmax_metal", "ane_head"),
     },
+    "chunks": {FRONTEND: ("frontend",), CHUNK: ("ane_chunk",), "head": ("ane_head",)},
 }
 
-# gate -> what each of its targets is: a bundle, a shipped bundle with kernels, the weights of a recipe, raw tables, a
-# folder that can chat, or one of these that holds kernels
+# gate -> what each of its targets is: a bundle; a shipped bundle with kernels, or for the Neural Engine; the weights of
+# a recipe; raw tables; a folder that can chat; one of these with room for a long dialogue, in chunks, or with kernels
 GATES = {
     "structure": "bundle",
     "numbers": "bundle",
     "kernels": "kernel bundle",
+    "ane": "engine bundle",
     "quantization": "recipe",
     "tables": "tables",
+    "chunks": "chunk folder",
+    "fp16": "chunk folder",
     "tokens": "folder",
-    "long_run": "folder",
+    "long_run": "long folder",
     "chat": "folder",
     "gpu": "kernel folder",
 }
+LONG_RUN = 256  # fed positions from which a dialogue belongs to gate long_run, and no longer to gate tokens
 
 
 @dataclass(frozen=True)
@@ -113,13 +131,18 @@ class Oracle:
 
 @dataclass(frozen=True)
 class Artifact:
-    """One artifact; `published` is its file or folder name, with `.aimodel` if it is a bundle."""
+    """One artifact; `published` is its file or folder name, with `.aimodel` if it is a bundle.
+
+    `context` is its own or the config's; `layers` is the range [first, last) of a chunk.
+    """
 
     key: str
     form: str
     recipe: str | None
     compute: str | None
     published: str
+    context: int
+    layers: tuple[int, int] | None
 
     @property
     def is_bundle(self) -> bool:
@@ -130,6 +153,11 @@ class Artifact:
     def has_kernels(self) -> bool:
         """Whether Metal kernels are embedded in it."""
         return FORMS[self.form].kernels
+
+    @property
+    def for_engine(self) -> bool:
+        """Whether it is made for the Neural Engine."""
+        return FORMS[self.form].engine
 
 
 @dataclass(frozen=True)
@@ -150,6 +178,12 @@ class Folder:
     def artifacts(self) -> tuple[str, ...]:
         """Keys of everything that lies in the folder."""
         return (*self.bundles.values(), *self.tables)
+
+    @property
+    def chunks(self) -> tuple[str, ...]:
+        """Keys of the decoder's chunks in their order; none where it is in one bundle."""
+        numbers = range(1, len(self.bundles) + 1)
+        return tuple(self.bundles[role] for number in numbers if (role := f"{CHUNK}{number}") in self.bundles)
 
     @property
     def can_chat(self) -> bool:
@@ -205,6 +239,10 @@ class Config:
         keys = self.shipped().keys() | {*self.gates.evidence}
         return {key: artifact for key, artifact in self.artifacts.items() if key in keys}
 
+    def positions(self, folder: Folder) -> int:
+        """How many positions a folder's bundles have room for."""
+        return min((self.artifacts[key].context for key in folder.chunks), default=self.context)
+
     def gate_targets(self, gate: str, artifacts: Iterable[Artifact]) -> list[str]:
         """What a gate judges, each target by itself: published names, recipes, or the folders that can chat."""
         chats = [folder for folder in self.folders.values() if folder.can_chat]
@@ -214,10 +252,17 @@ class Config:
             case "kernel bundle":  # evidence shows the graph around the kernels; what ships shows them
                 shipped = self.shipped()
                 return [a.published for a in artifacts if a.has_kernels and a.key in shipped]
+            case "engine bundle":  # evidence in float32 breaks the engine's rules by its very type
+                shipped = self.shipped()
+                return [a.published for a in artifacts if a.for_engine and a.key in shipped]
             case "recipe":
                 return sorted({artifact.recipe for artifact in artifacts if artifact.recipe})
             case "tables":
                 return [artifact.published for artifact in artifacts if artifact.form == "raw_tables"]
+            case "long folder":
+                return [folder.name for folder in chats if self.positions(folder) >= LONG_RUN]
+            case "chunk folder":
+                return [folder.name for folder in chats if folder.chunks]
             case "kernel folder":
                 return [f.name for f in chats if any(self.artifacts[key].has_kernels for key in f.artifacts)]
             case _:

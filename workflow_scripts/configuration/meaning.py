@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from workflow_scripts.configuration.build import published_name
+from workflow_scripts.configuration.chunks import chunk_set_problems, engine_problems, roles_of
 from workflow_scripts.configuration.data import (
     DRIVERS,
     FORMS,
@@ -14,25 +15,37 @@ from workflow_scripts.configuration.data import (
     GATES,
     HUB_ADDRESS,
     KERNEL_BITS,
+    LONG_RUN,
     Config,
 )
 from workflow_scripts.configuration.wording import allowed, show, twice
-from workflow_scripts.release.names import MEASURED, PLAN, PROVENANCE, README, RELEASE, SUMS, TOKENIZER
+from workflow_scripts.release.names import (
+    CHUNKS_PLAN,
+    MEASURED,
+    PLAN,
+    PROVENANCE,
+    README,
+    RELEASE,
+    SUMS,
+    TOKENIZER,
+)
 
-LONG_RUN = 256  # fed positions from which a dialogue belongs to gate long_run, and no longer to gate tokens
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PUBLISHED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PLACEHOLDERS = ("slug", "layers")
-_IN_A_FOLDER = (TOKENIZER, PROVENANCE, PLAN)
+_IN_A_FOLDER = (TOKENIZER, PROVENANCE, PLAN, CHUNKS_PLAN)
 _IN_A_RELEASE = (README, SUMS, RELEASE, MEASURED)
 _LICENCES = ("license", "licence", "notice")  # a release carries the checkpoint's files that begin so
 _TARGETS = ("release", "gates", "bundles", "tiny_checkpoint")
 _NO_TARGET = {
     "bundle": "no folder holds a bundle and gates.evidence names none",
     "kernel bundle": "no folder holds a bundle with Metal kernels",
+    "engine bundle": "no folder holds a bundle for the Neural Engine",
     "recipe": "no bundle of a folder or of gates.evidence has a recipe",
     "tables": "no folder holds an artifact of form raw_tables",
     "folder": "no folder has a driver to chat with",
+    "long folder": f"no folder has a driver to chat with and {LONG_RUN} positions",
+    "chunk folder": "no folder has the driver chunks",
     "kernel folder": "no folder with a driver holds a bundle with Metal kernels",
 }
 
@@ -46,6 +59,7 @@ def meaning_problems(raw: dict[str, Any]) -> Iterator[str]:
         yield from _folder_name_problems(name)
         yield from _folder_problems(f"folders.{name}", folder, raw["artifacts"])
         yield from _tables_in_problems(name, folder, raw["folders"])
+        yield from chunk_set_problems(f"folders.{name}", folder, raw)
     yield from twice({f"folders.{name}": name for name in raw["folders"]})
     yield from _evidence_problems(raw["gates"]["evidence"], raw["artifacts"])
 
@@ -67,13 +81,21 @@ def _idle_problems(config: Config, gate: str) -> Iterator[str]:
     dialogues = config.oracle.dialogues.values()
     if not config.gate_targets(gate, config.judged().values()):
         yield f"{_NO_TARGET[GATES[gate]]}; add one, or take {gate} out"
-    if gate == "numbers" and not any(d.numbers for d in dialogues):
+    if gate in ("numbers", "chunks", "fp16") and not any(d.numbers for d in dialogues):
         yield "no entry of oracle.dialogues has numbers: true to compare"
     if gate in ("tokens", "gpu") and all(d.fed_at_least >= LONG_RUN for d in dialogues):
         yield (
             f"every entry of oracle.dialogues feeds {LONG_RUN} positions or more, which belongs to long_run; "
             "add a shorter one"
         )
+    if gate == "tokens":
+        for folder in filter(lambda folder: folder.can_chat, config.folders.values()):
+            room = config.positions(folder)
+            if all(d.fed_at_least > room for d in dialogues if d.fed_at_least < LONG_RUN):
+                yield (
+                    f"every entry of oracle.dialogues that belongs to it feeds more than the {room} positions of "
+                    f"folders.{folder.name}; add a shorter one"
+                )
     if gate == "long_run" and not any(d.fed_if_full >= LONG_RUN for d in dialogues):
         yield (
             f"no entry of oracle.dialogues is known to feed {LONG_RUN} positions (prompt_ids + new_tokens - 1; of "
@@ -140,6 +162,7 @@ def _artifact_problems(raw: dict[str, Any]) -> Iterator[str]:
     for key, artifact in raw["artifacts"].items():
         path = f"artifacts.{key}"
         yield from _precision_problems(path, artifact)
+        yield from engine_problems(path, artifact, raw)
         problem = _name_problem(artifact["name"])
         if problem:
             yield f"{path}.name: found {show(artifact['name'])}; {problem}"
@@ -242,7 +265,7 @@ def _tables_in_problems(name: str, folder: dict[str, Any], folders: dict[str, An
 
 def _role_problems(path: str, folder: dict[str, Any], artifacts: dict[str, Any]) -> Iterator[str]:
     driver, bundles = folder["driver"], folder.get("bundles", {})
-    roles = DRIVERS[driver]
+    roles = roles_of(driver, bundles)
     for role in bundles:
         if role not in roles:
             yield f"{path}.bundles.{role}: driver {driver} has no such role; {allowed(role, roles)}"

@@ -6,6 +6,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from coreai.runtime import SpecializationOptions
+
 from workflow_scripts.coreai.chunk_host import Arrays, Call
 from workflow_scripts.coreai.runtime import open_bundle
 from workflow_scripts.errors import UserError
@@ -29,15 +31,19 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def open_chunks(plan_path: Path) -> Iterator[tuple[dict[str, Any], Call]]:
+def open_chunks(
+    plan_path: Path, options: SpecializationOptions | None = None
+) -> Iterator[tuple[dict[str, Any], Call]]:
     """Load the bundles that a plan names, from the plan's own folder, for the time of the block.
 
     Gives the plan and a `Call` for a `ChunkHost`; each conversation takes a host of its own.
+    `options` as for `open_bundle`.
     """
     plan = read_plan(plan_path)
     with ExitStack() as stack:
         bundles = [
-            stack.enter_context(open_bundle(plan_path.parent / chunk["bundle"])) for chunk in plan["chunks"]
+            stack.enter_context(open_bundle(plan_path.parent / chunk["bundle"], options))
+            for chunk in plan["chunks"]
         ]
 
         def call(number: int, inputs: Arrays) -> Arrays:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from workflow_scripts.gates.stored_weights import Cast, Constant, Packed, Stored, content_name, in_text
-from workflow_scripts.model.ane_head import BLOCK_ROWS, rows_of
+from workflow_scripts.model.ane_rows import BLOCK_ROWS, rows_of
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.rotary_table import rotary_table
 from workflow_scripts.model.signature import COMPUTE_DTYPES

@@ -13,20 +13,20 @@ error of a score is a relative error of its softmax weight; a score of normed ro
 norms has errors of the size rms(w) * rms(v) * sqrt(head_dim), times those of its products and of its sum.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from workflow_scripts.checkpoint.text_config import SLIDING
+from workflow_scripts.checkpoint.text_config import SLIDING, TextConfig
 from workflow_scripts.coreai.chunk_bundles import open_chunks
 from workflow_scripts.coreai.chunk_host import Arrays, ChunkHost
 from workflow_scripts.coreai.isolated import isolated
 from workflow_scripts.coreai.runtime import Bundle, open_bundle
 from workflow_scripts.gates.verdict import Verdict
-from workflow_scripts.model.chunks import ChunkPlan, plan_json
+from workflow_scripts.model.chunks import ChunkPlan, chunk_plan, plan_json
 from workflow_scripts.model.signature import CACHE_NAMES
 from workflow_scripts.progress import track
 from workflow_scripts.quantize.weights import Weights
@@ -43,7 +43,7 @@ _SCORE_ROUNDINGS = 2 * (1 + 3 + 3) + 1
 
 @dataclass(frozen=True)
 class ChunkEvidence:
-    """What chunks are compared with: their plan, their recipe's weights, and a result of `build_chunk_reference`."""
+    """What chunks are compared with: their plan, their recipe's weights, and a result of stage `reference`."""
 
     plan: ChunkPlan
     weights: Weights
@@ -64,6 +64,38 @@ class ChunkEvidence:
             for kind, name in CACHE_NAMES.items()
             for part in ("key", "value")
         }
+
+
+def plan_around(config: TextConfig, layers: Sequence[int], context: int) -> tuple[ChunkPlan, int]:
+    """A plan in which layers [first, last) are one chunk, and the chunk's number in it.
+
+    What is before and behind them is one chunk each: a chunk is judged by itself, whatever the others of its set are.
+    """
+    first, last = layers
+    ranges = [(0, first), (first, last), (last, config.num_hidden_layers)]
+    plan = chunk_plan(config, [entry for entry in ranges if entry[0] < entry[1]], context)
+    return plan, int(first > 0)
+
+
+def gate_plan(verdict: Verdict, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """The packaged plan is the one that the configuration and the checkpoint give; names the first difference."""
+    place = _difference(found, expected)
+    verdict.check(
+        "plan of the chunks", place is None, "as derived", f"another at {place}" if place else "as derived"
+    )
+
+
+def _difference(found: Any, expected: Any, path: str = "its top") -> str | None:
+    """Where two JSON values differ first."""
+    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
+        pairs = [(found[key], expected[key], key) for key in expected]
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        pairs = [(*pair, str(index)) for index, pair in enumerate(zip(found, expected, strict=True))]
+    else:
+        return None if found == expected else path
+    top = path == "its top"
+    places = (_difference(a, b, key if top else f"{path}.{key}") for a, b, key in pairs)
+    return next(filter(None, places), None)
 
 
 def gate_chunk(verdict: Verdict, bundle: Path, evidence: ChunkEvidence, number: int, compute: str) -> None:
@@ -199,7 +231,7 @@ def _fronts(
     arrays: Mapping[str, np.ndarray], dialogue: str, context: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Embedding and per-layer inputs of each position, as far as the context goes."""
-    embeds, per_layer = arrays[f"{dialogue}.residual.0"], arrays[f"{dialogue}.ple"]
+    embeds, per_layer = arrays[f"{dialogue}.embeds"], arrays[f"{dialogue}.ple"]
     count = min(context, len(embeds))
     for position in track(range(count), dialogue, count):
         here = slice(position, position + 1)

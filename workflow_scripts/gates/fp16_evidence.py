@@ -8,7 +8,7 @@ each of which rounds, with wide sums alone left to it. The activation tables of 
 exact to half a unit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -147,21 +147,28 @@ def gate_half_norms(verdict: Verdict) -> None:
 
 
 def gate_half_chain(
-    verdict: Verdict, plan: ChunkPlan, weights: Weights, oracle: Oracle, arrays: Arrays
+    verdict: Verdict, plan: ChunkPlan, weights: Weights, oracle: Oracle, arrays: Mapping[str, np.ndarray]
 ) -> None:
     """The chunks' own modules in emulated float16 choose the oracle's ids at all gated positions.
 
-    `arrays` are those of a chunk reference (`make_chunk_reference`); dialogues longer than the context are cut.
+    `arrays` are those of a reference (`make_reference`); dialogues longer than the context are cut.
     """
-    for dialogue in oracle.with_numbers():
+    within = [
+        dialogue
+        for dialogue in oracle.with_numbers()
+        if any(dialogue.position_of(place) < plan.context for place in dialogue.gated)
+    ]
+    if not within:
+        verdict.check("gated ids within the context", False, "at least one", "none")
+    for dialogue in within:
         storage, name = HalfStorage(split_norms=True), dialogue.name
-        rows = emulated_rows(plan, weights, arrays[f"{name}.residual.0"], arrays[f"{name}.ple"], storage)
+        rows = emulated_rows(plan, weights, arrays[f"{name}.embeds"], arrays[f"{name}.ple"], storage)
         softcap = weights.config.final_logit_softcapping
         logits = project(weights.linear(HEAD_WEIGHT), {name: rows}, softcap)[0][name]
         gated = [place for place in dialogue.gated if dialogue.position_of(place) < len(rows)]
         expected = [dialogue.output_ids[place] for place in gated]
         found = logits[[dialogue.position_of(place) for place in gated]].argmax(1).tolist()
-        verdict.check(f"{name}: ids in float16", bool(gated) and found == expected, str(expected), str(found))
+        verdict.check(f"{name}: ids in float16", found == expected, str(expected), str(found))
         products = max(storage.largest[operator] for operator in ("convolution", "bmm"))
         verdict.at_most(f"{name}: largest result of a product", products, _LARGEST_PRODUCT)
         verdict.at_most(f"{name}: largest value that is split off", storage.largest["split"], _LARGEST_SLICE)

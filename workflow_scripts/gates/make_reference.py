@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.files import write_json
@@ -26,7 +27,9 @@ def build_reference(checkpoint: Checkpoint, weights: Weights, oracle: Oracle, ou
     """Run every dialogue with numbers in one pass; write `reference.json` and `measured.npz`.
 
     Arrays per dialogue, one row per fed position: embeds [n, hidden], ple [n, layers, ple_dim], hidden [n, hidden],
-    logits [n, vocab], all float32; embeds and ple are exact (unquantized tables).
+    logits [n, vocab], all float32; embeds and ple are exact (unquantized tables). And what passes between the layers,
+    which serves any cut into chunks: residual.I [n, hidden], what layer I - 1 gives; key.I and value.I [n, kv_heads,
+    head_dim] of every layer I that owns K/V.
     """
     linear = eager_linears(weights)
     decoder = Decoder(weights, linear, torch.float32).eval()
@@ -36,10 +39,9 @@ def build_reference(checkpoint: Checkpoint, weights: Weights, oracle: Oracle, ou
     for name in track([dialogue.name for dialogue in dialogues], "reference", len(dialogues)):
         ids = np.array(oracle.dialogues[name].fed_ids)
         embeds, per_layer = exact_front_end(checkpoint, ids)
-        positions, masks = torch.arange(len(ids))[None], causal_masks(weights.config, len(ids), torch.float32)
-        hidden = decoder(embeds, per_layer, positions, masks, {}).hidden
-        rows = {"embeds": embeds, "ple": per_layer, "hidden": hidden, "logits": head(hidden)}
-        arrays |= {f"{name}.{kind}": value[0].numpy() for kind, value in rows.items()}
+        rows = _run(decoder, embeds, per_layer)
+        rows |= {"embeds": embeds[0], "ple": per_layer[0], "logits": head(rows["hidden"])}
+        arrays |= {f"{name}.{kind}": value.numpy() for kind, value in rows.items()}
     record = {
         "format": 1,
         "recipe": weights.recipe,
@@ -49,3 +51,22 @@ def build_reference(checkpoint: Checkpoint, weights: Weights, oracle: Oracle, ou
     write_json(out / "reference.json", record)
     with (out / "measured.npz").open("wb") as stream:
         np.savez(stream, **arrays)
+
+
+def _run(decoder: Decoder, embeds: Tensor, per_layer: Tensor) -> dict[str, Tensor]:
+    """The hidden rows, and what passes between the layers."""
+    residuals: list[Tensor] = []
+    hooks = [
+        layer.register_forward_hook(lambda module, inputs, output: residuals.append(output[0]))
+        for layer in decoder.layers
+    ]
+    count = embeds.shape[1]
+    masks = causal_masks(decoder.config, count, torch.float32)
+    hidden, current = decoder(embeds, per_layer, torch.arange(count)[None], masks, {})
+    for hook in hooks:
+        hook.remove()
+    rows = {"hidden": hidden[0]} | {f"residual.{number}": row for number, row in enumerate(residuals, 1)}
+    for layer, pair in current.items():  # [1, kv_heads, n, head_dim]
+        rows[f"key.{layer}"] = pair.key[0].transpose(0, 1)
+        rows[f"value.{layer}"] = pair.value[0].transpose(0, 1)
+    return rows

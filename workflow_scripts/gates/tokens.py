@@ -31,6 +31,20 @@ def dialogues_of(verdict: Verdict, oracle: Oracle, long_run: bool) -> list[Dialo
     return dialogues
 
 
+def that_fit(verdict: Verdict, dialogues: list[Dialogue], context: int) -> list[Dialogue]:
+    """Those of some dialogues that a set of bundles has room for; the verdict says which it has not.
+
+    That there is none is a failed check.
+    """
+    fit = [dialogue for dialogue in dialogues if len(dialogue.fed_ids) <= context]
+    left_out = [dialogue.name for dialogue in dialogues if len(dialogue.fed_ids) > context]
+    if left_out:
+        names = ", ".join(dialogue.name for dialogue in fit) or "none"
+        reason = f"{', '.join(left_out)} not fed: longer than the {context} positions of this set"
+        verdict.check("dialogues that fit", bool(fit), "at least one", f"{names}; {reason}")
+    return fit
+
+
 def gate_tokenizer(verdict: Verdict, dialogue: Dialogue, encoded: list[int], decoded: str) -> None:
     """The packaged tokenizer and template give the oracle's prompt ids and answer text (they are other code).
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from workflow_scripts.errors import UserError
 from workflow_scripts.model.ane_conv import stored_conv
+from workflow_scripts.model.ane_rows import BLOCK_ROWS, rows_of
 from workflow_scripts.model.names import HEAD_WEIGHT
-from workflow_scripts.quantize.weights import Dense, Palette, Weights
+from workflow_scripts.quantize.weights import Weights
 
-BLOCK_ROWS = 16384
 TILE_ROWS = 2048
 
 
@@ -60,11 +60,3 @@ def exported_head(weights: Weights, dtype: torch.dtype) -> AneHead:
         stored_conv(rows_of(matrix, first, first + block), dtype) for first in range(0, vocabulary, block)
     ]
     return AneHead(blocks, tile, vocabulary, dtype)
-
-
-def rows_of(matrix: Dense | Palette, first: int, last: int) -> Dense | Palette:
-    """Rows [first, last) of a stored matrix; both are multiples of a palette's group size."""
-    if isinstance(matrix, Dense):
-        return Dense(matrix.array[first:last])
-    groups = slice(first // matrix.group_size, last // matrix.group_size)
-    return Palette(matrix.indices[first:last], matrix.codebook[groups], matrix.group_size, matrix.bits)

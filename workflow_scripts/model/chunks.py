@@ -35,7 +35,6 @@ from workflow_scripts.model.signature import (
     owned_slots,
 )
 
-PLAN_NAME = "gemma4_chunks_plan.json"
 FORMAT = 1
 MASKED = -1e4
 """Additive mask of a hidden column: far below any score, and finite in float16."""

@@ -46,15 +46,15 @@ def _positive(text: str) -> int:
 def reply(folder: Path, prompt: str, new_tokens: int) -> str:
     """The greedy reply to one user message, without the stop token.
 
-    Raises UserError where the folder is no set that can be driven, or the prompt leaves no room in the context.
+    Raises UserError where the folder is no set that can be driven, or prompt and answer do not fit its context.
     """
     plan = Plan.open(folder)
     tokenizer = ChatTokenizer.open(folder / plan.tokenizer)
     ids = tokenizer.encode_chat([{"role": "user", "content": prompt}])
-    room = plan.context - len(ids)
+    room = plan.context - len(ids) + 1  # the last id of an answer is not fed
     if room < 1:
         raise UserError(
-            f"the prompt has {len(ids)} tokens, the set was exported for {plan.context}: shorten it"
+            f"the prompt has {len(ids)} tokens, the set was exported for {plan.context} positions: shorten it"
         )
     output = isolated(
         driver.answer,
@@ -63,4 +63,10 @@ def reply(folder: Path, prompt: str, new_tokens: int) -> str:
         new_tokens=min(new_tokens, room),
         stop_ids=plan.stop_token_ids,
     )["output"]
-    return tokenizer.decode([int(token) for token in output if token not in plan.stop_token_ids])
+    text = tokenizer.decode([int(token) for token in output if token not in plan.stop_token_ids])
+    if len(output) == room < new_tokens and output[-1] not in plan.stop_token_ids:
+        raise UserError(
+            f"the answer is not finished: with the prompt's {len(ids)} tokens it is longer than the {plan.context} "
+            f"positions the set was exported for; --max-new-tokens {room} takes what fits: {text!r}"
+        )
+    return text

@@ -1,19 +1,21 @@
 """Drive the bundles of a release folder as a host does, knowing nothing but the folder and its plan."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from coreai.runtime import SpecializationOptions
 
+from workflow_scripts.coreai.chunk_bundles import open_chunks
+from workflow_scripts.coreai.chunk_host import Call, ChunkHost
 from workflow_scripts.coreai.host_cache import HostCache
 from workflow_scripts.coreai.runtime import Bundle, open_bundle
 from workflow_scripts.errors import UserError
 from workflow_scripts.kernels.partials import chosen_token
-from workflow_scripts.model.signature import FunctionSpec
 from workflow_scripts.progress import TERMINAL, track
+from workflow_scripts.release.names import CHUNKS_PLAN
 from workflow_scripts.release.plan import Plan
 from workflow_scripts.tables.raw import RawTables
 
@@ -56,15 +58,15 @@ class BundleFrontEnd:
 class TablesFrontEnd:
     """Raw tables in host memory, as an app maps them; computed in float32 and rounded once to what the core takes."""
 
-    def __init__(self, tables: RawTables, core: FunctionSpec) -> None:
-        self._tables, self._core = tables, core
+    def __init__(self, tables: RawTables, dtype: str) -> None:
+        self._tables, self._dtype = tables, dtype
 
     def embed(self, token_id: int) -> dict[str, np.ndarray]:
         """See `FrontEnd`."""
         ids = np.array([token_id])
         embeds = self._tables.embed(ids)
         values = {"inputs_embeds": embeds, "per_layer_inputs": self._tables.per_layer_inputs(ids, embeds)}
-        return {name: value[None].astype(self._core.inputs[name].dtype) for name, value in values.items()}
+        return {name: value[None].astype(self._dtype) for name, value in values.items()}
 
 
 class HostCacheSet:
@@ -90,6 +92,26 @@ class HostCacheSet:
         return chosen_id(self._head.call("main", {"hidden": outputs["hidden"].astype(self._head_dtype)}))
 
 
+class ChunkSet:
+    """Driver `chunks`: front end -> chunk after chunk with the host's caches -> head, one position at a time."""
+
+    def __init__(self, frontend: FrontEnd, plan: Mapping[str, Any], call: Call, head: Bundle) -> None:
+        self.replaced: dict[str, int] = {}
+        self._frontend, self._plan, self._call, self._head = frontend, plan, call, head
+        self._head_dtype = head.spec("main").inputs["hidden"].dtype
+        self.begin()
+
+    def begin(self) -> None:
+        """See `BundleSet`."""
+        self._host = ChunkHost(self._plan, self._call)
+
+    def feed(self, token_id: int) -> int:
+        """See `BundleSet`; raises UserError past the context."""
+        front = self._frontend.embed(token_id)
+        hidden = self._host.step(front["inputs_embeds"], front["per_layer_inputs"])
+        return chosen_id(self._head.call("main", {"hidden": hidden.astype(self._head_dtype)}))
+
+
 def chosen_id(head: Mapping[str, np.ndarray]) -> int:
     """The id that a head's outputs choose, whichever of the three kinds it is; of a tie always the lowest."""
     if "token_id" in head:
@@ -106,36 +128,67 @@ def open_set(folder: Path, options: SpecializationOptions | None = None) -> Iter
     Raises UserError for a driver this version does not know.
     """
     plan = Plan.open(folder)
-    if plan.driver != "hostcache":
-        raise UserError(
-            f"{folder}: its plan wants the driver `{plan.driver}`, this version has `hostcache` only"
-        )
-    with ExitStack() as stack:
-        bundles = {
-            role: stack.enter_context(open_bundle(folder / name, options))
-            for role, name in plan.bundles.items()
-        }
+    if plan.driver not in _OPENERS:
+        known = ", ".join(_OPENERS)
+        raise UserError(f"{folder}: its plan wants the driver `{plan.driver}`, this version has {known} only")
+    with _OPENERS[plan.driver](folder, plan, options) as bundles:
+        yield bundles
+
+
+@contextmanager
+def _open_host_cache(
+    folder: Path, plan: Plan, options: SpecializationOptions | None
+) -> Iterator[HostCacheSet]:
+    with _open_bundles(folder, plan.bundles, options) as bundles:
         core, head = bundles["core"], bundles["head"]
-        columns = core.spec("main").inputs["causal_mask_full"].shape[-1] - 1
-        if columns != plan.context:
-            raise UserError(
-                f"{folder}: its plan says context {plan.context}, its core was exported for {columns}: fetch it again"
-            )
+        inputs = core.spec("main").inputs
+        _check_context(folder, plan, inputs["causal_mask_full"].shape[-1] - 1, "core was")
         replaced = {plan.bundles[role]: bundle.kernels for role, bundle in bundles.items() if bundle.kernels}
-        yield HostCacheSet(
-            _front_end(folder, plan, bundles), core, head, plan.text["sliding_window"], replaced
+        frontend = _front_end(folder, plan, bundles, inputs["inputs_embeds"].dtype)
+        yield HostCacheSet(frontend, core, head, plan.text["sliding_window"], replaced)
+
+
+@contextmanager
+def _open_chunk_set(folder: Path, plan: Plan, options: SpecializationOptions | None) -> Iterator[ChunkSet]:
+    """The chunks by the plan of their own."""
+    beside = {role: name for role, name in plan.bundles.items() if role in ("frontend", "head")}
+    with (
+        open_chunks(folder / CHUNKS_PLAN, options) as (chunks, call),
+        _open_bundles(folder, beside, options) as bundles,
+    ):
+        _check_context(folder, plan, chunks["context"], "chunks were")
+        yield ChunkSet(_front_end(folder, plan, bundles, "float32"), chunks, call, bundles["head"])
+
+
+_Opener = Callable[[Path, Plan, SpecializationOptions | None], AbstractContextManager[BundleSet]]
+_OPENERS: dict[str, _Opener] = {"hostcache": _open_host_cache, "chunks": _open_chunk_set}
+
+
+@contextmanager
+def _open_bundles(
+    folder: Path, names: Mapping[str, str], options: SpecializationOptions | None
+) -> Iterator[dict[str, Bundle]]:
+    """Role -> loaded bundle."""
+    with ExitStack() as stack:
+        yield {role: stack.enter_context(open_bundle(folder / name, options)) for role, name in names.items()}
+
+
+def _check_context(folder: Path, plan: Plan, columns: int, exported: str) -> None:
+    if columns != plan.context:
+        raise UserError(
+            f"{folder}: its plan says context {plan.context}, its {exported} exported for {columns}: fetch it again"
         )
 
 
-def _front_end(folder: Path, plan: Plan, bundles: Mapping[str, Bundle]) -> FrontEnd:
-    """The set's own front end, else the first tables that the plan names."""
+def _front_end(folder: Path, plan: Plan, bundles: Mapping[str, Bundle], dtype: str) -> FrontEnd:
+    """The set's own front end, else the first tables that the plan names, with embeddings in `dtype`."""
     if "frontend" in bundles:
         return BundleFrontEnd(bundles["frontend"])
     if not plan.tables:
         raise UserError(
             f"{folder}: its plan has neither a front end nor tables for the embeddings: fetch it again"
         )
-    return TablesFrontEnd(RawTables.open(folder / plan.tables[0]), bundles["core"].spec("main"))
+    return TablesFrontEnd(RawTables.open(folder / plan.tables[0]), dtype)
 
 
 def follow(folder: str, dialogues: dict[str, list[int]]) -> dict[str, np.ndarray]:

@@ -13,3 +13,4 @@ RECORDS = (RELEASE, MEASURED, SUMS)
 PROVENANCE = "provenance.json"
 TOKENIZER = "tokenizer"
 PLAN = "gemma4_plan.json"
+CHUNKS_PLAN = "gemma4_chunks_plan.json"  # where the decoder is in chunks

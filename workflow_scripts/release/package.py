@@ -10,11 +10,11 @@ from workflow_scripts.errors import UserError
 from workflow_scripts.files import place_file, tree_files, write_json
 from workflow_scripts.manifest import Manifest, manifest_path, read_manifest
 from workflow_scripts.release import tokenizer
-from workflow_scripts.release.names import PLAN, PROVENANCE, TOKENIZER
+from workflow_scripts.release.names import CHUNKS_PLAN, PLAN, PROVENANCE, TOKENIZER
 
 _REQUIRED = (tokenizer.TOKENIZER, tokenizer.CONFIG, tokenizer.GENERATION)
 _OPTIONAL = ("special_tokens_map.json", tokenizer.TEMPLATE)
-_RESERVED = (TOKENIZER, PROVENANCE, PLAN)
+_RESERVED = (TOKENIZER, PROVENANCE, PLAN, CHUNKS_PLAN)
 _BUNDLE_SUFFIXES = (".aimodel", ".aimodelc")
 _METADATA = "metadata.json"
 

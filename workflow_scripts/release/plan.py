@@ -1,7 +1,7 @@
 """`gemma4_plan.json`: what a host needs to know to drive a folder's bundles, and nothing else to be known.
 
 format          1
-driver          the loop that runs the set, such as `hostcache`
+driver          the loop that runs the set: `hostcache`, or `chunks`, whose chunks have a plan of their own beside this
 bundles         role -> bundle in this folder
 tables          gather tables (per-layer and token embeddings) as paths from this folder, may be empty: its own by
                 name, those of another folder of the release as `../<folder>/<name>`; a set without a front end reads

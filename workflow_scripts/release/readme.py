@@ -7,8 +7,8 @@ from jinja2 import Environment, StrictUndefined
 from workflow_scripts.closure import data_file
 from workflow_scripts.release.names import RELEASE
 
-# A gate over such a place speaks for itself, also where it was not run.
-_HARDWARE_GATES = {"gpu": "the GPU", "ane": "the Neural Engine", "device": "a device"}
+# A gate over such a place speaks for itself, also where it was not run. The gate `ane` reads bundles and runs none.
+_HARDWARE_GATES = {"gpu": "the GPU", "engine": "the Neural Engine", "device": "a device"}
 _SHOWN_BOUNDS = 8  # in a table row
 _MOST_BOUNDS = 8
 _TEMPLATE = data_file(__file__, "readme.md.j2")
@@ -26,6 +26,8 @@ def render(document: dict[str, Any]) -> str:
         compiled=any(".aimodelc/" in entry["path"] for entry in document["files"]),
         driven=sorted(name for name, folder in document["folders"].items() if folder["driver"]),
         kernels="kernels" in kinds,
+        engine="ane" in kinds,
+        chunks=any(folder["driver"] == "chunks" for folder in document["folders"].values()),
         ungated=[place for kind, place in _HARDWARE_GATES.items() if kind not in kinds],
         not_run={k: gate for k, gate in document["gates"].items() if gate["verdict"] == "not_run"},
     )

@@ -8,7 +8,7 @@ from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.coreai.isolated import isolated
 from workflow_scripts.gates.oracle import Oracle
 from workflow_scripts.gates.tables_folder import gate_tables_folder
-from workflow_scripts.gates.tokens import dialogues_of, gate_dialogue, gate_tokenizer
+from workflow_scripts.gates.tokens import dialogues_of, gate_dialogue, gate_tokenizer, that_fit
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.release import driver
 from workflow_scripts.release.plan import Plan, host_text
@@ -24,12 +24,14 @@ def run(job: Job) -> None:
 
 
 def _compare(verdict: Verdict, job: Job) -> None:
-    oracle = Oracle.open(job.inputs["oracle"])
-    dialogues = dialogues_of(verdict, oracle, job.params["gate"] == "long_run")
+    oracle, folder = Oracle.open(job.inputs["oracle"]), job.inputs["folder"]
+    of_its_kind = dialogues_of(verdict, oracle, job.params["gate"] == "long_run")
+    if not of_its_kind:
+        return
+    plan = Plan.open(folder)
+    dialogues = that_fit(verdict, of_its_kind, plan.context)
     if not dialogues:
         return
-    folder = job.inputs["folder"]
-    plan = Plan.open(folder)
     gate_tables_folder(verdict, plan.tables_elsewhere(folder), job.inputs.get("tables_folder"))
     tokenizer = ChatTokenizer.open(folder / plan.tokenizer)
     config = Checkpoint.open(job.inputs["checkpoint"]).config

@@ -1,7 +1,13 @@
 """Stage `package`: one release folder from its bundles, tables and the checkpoint's tokenizer files."""
 
+from typing import Any
+
+from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.errors import UserError
+from workflow_scripts.files import write_json
+from workflow_scripts.model.chunks import chunk_plan, plan_json
 from workflow_scripts.release import package
+from workflow_scripts.release.names import CHUNKS_PLAN
 from workflow_scripts.release.plan import Plan, beside, host_text
 from workflow_scripts.release.tokenizer import check_vocabulary
 from workflow_scripts.stages.job import Job
@@ -12,7 +18,8 @@ def run(job: Job) -> None:
 
     Inputs `bundle_<role>`, `tables_<n>` (n counts from 0) and `checkpoint`. Parameters `bundles` (role ->
     published name), `tables` (published names), `tables_in` (null, or another folder of the release as `folder` and
-    the `tables` in it that the host is to read), `tokenizer`, `driver` (null: no plan is written), `context`.
+    the `tables` in it that the host is to read), `tokenizer`, `driver` (null: no plan is written), `context`, and
+    `chunks` (null, or of a decoder in chunks their published names as `bundles`, their `layers` and `compute`).
     """
     driver, with_tokenizer = job.params["driver"], job.params["tokenizer"]
     if driver and not with_tokenizer:
@@ -34,6 +41,15 @@ def run(job: Job) -> None:
             stop_token_ids=list(tokenizer.stop_token_ids),
             text=host_text(config),
         ).write(job.out)
+    if job.params["chunks"]:
+        write_json(job.out / CHUNKS_PLAN, _chunks(job, config))
+
+
+def _chunks(job: Job, config: TextConfig) -> dict[str, Any]:
+    """The plan of a decoder in chunks."""
+    chunks = job.params["chunks"]
+    plan = chunk_plan(config, chunks["layers"], job.params["context"])
+    return plan_json(plan, chunks["compute"], chunks["bundles"])
 
 
 def _tables_elsewhere(job: Job) -> list[str]:

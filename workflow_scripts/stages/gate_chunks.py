@@ -1,0 +1,33 @@
+"""Gate stage `chunks` over one packaged folder with driver `chunks`.
+
+Params: bundles (published names of the chunks in order), layers (their ranges), compute, context. Inputs: folder,
+oracle, weights of the chunks with their reference.
+"""
+
+from workflow_scripts.coreai.chunk_bundles import read_plan
+from workflow_scripts.gates.chunks import ChunkEvidence, gate_chain, gate_plan
+from workflow_scripts.gates.numbers import Evidence, check_evidence
+from workflow_scripts.gates.oracle import Oracle
+from workflow_scripts.gates.verdict import Verdict
+from workflow_scripts.model.chunks import chunk_plan, plan_json
+from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.release.names import CHUNKS_PLAN
+from workflow_scripts.stages.job import Job
+
+
+def run(job: Job) -> None:
+    """Fill `job.out` with the verdict."""
+    verdict = Verdict("chunks", job.inputs["folder"].name)
+    with verdict.concluding(job.out):
+        _compare(verdict, job)
+
+
+def _compare(verdict: Verdict, job: Job) -> None:
+    oracle, weights = Oracle.open(job.inputs["oracle"]), Weights.open(job.inputs["weights"])
+    if not check_evidence(verdict, Evidence(oracle, weights, job.inputs["reference"])):
+        return
+    path, compute = job.inputs["folder"] / CHUNKS_PLAN, job.params["compute"]
+    plan = chunk_plan(weights.config, job.params["layers"], job.params["context"])
+    gate_plan(verdict, read_plan(path), plan_json(plan, compute, job.params["bundles"]))
+    names = [dialogue.name for dialogue in oracle.with_numbers()]
+    gate_chain(verdict, path, ChunkEvidence(plan, weights, job.inputs["reference"], names), compute)
