@@ -22,7 +22,8 @@ KERNELS = ("macos", "ios-gpu")
 def run(command, folder):
     """A command in a clone, with the store that all clones of this test share."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    store = {"GEMMA4_STORE": str(folder.parent / "store")}
+    # A check that has just built the release lends its store, so that it is not built twice.
+    store = {"GEMMA4_STORE": os.environ.get("GEMMA4_CHECK_STORE") or str(folder.parent / "store")}
     return subprocess.run(command, cwd=folder, env=environment | store, capture_output=True, text=True)
 
 
