@@ -20,6 +20,7 @@ Size = tuple[int, int, int]
 _FILL = 0xFF  # what results hold before the run: NaN in every float type
 _OTHER_FILL = 0x5A
 _GROUPS_PER_PROCESS = 64  # fewer are not worth a process of their own
+_COUNT_TIMEOUT = 120  # seconds
 _THREADS = 1024  # Metal's limit per threadgroup
 _OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0:abort_on_error=0",
@@ -52,7 +53,7 @@ def run_kernel(
     settings += [f"grid {_words(grid)}", f"group {_words(threadgroup)}"]
 
     def filled(fill: int) -> list[np.ndarray]:
-        return _run(compiled, settings, arrays, results, fill, timeout)
+        return _run(compiled, settings, arrays, results, fill, timeout)[0]
 
     first = filled(_FILL)
     if any(_untouched(array, _FILL).any() for array in first):
@@ -88,21 +89,40 @@ def run_call(
 
 
 @dataclass(frozen=True)
-class Accesses:
-    """How often a kernel used an element of each of its tensors, and the bytes of its threadgroup memory."""
+class Uses:
+    """How often a kernel used the elements of one tensor: all together, the least and the most used one."""
 
-    elements: dict[str, int]
+    total: int
+    fewest: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """What a kernel used: its tensors by name, and the bytes of its threadgroup memory."""
+
+    tensors: dict[str, Uses]
     threadgroup_bytes: int
 
 
 def count_accesses(compiled: Compiled, call: KernelCall, values: Mapping[str, np.ndarray]) -> Accesses:
-    """Run a call of a kernel that was compiled in mode `count`."""
+    """Run a call of a kernel compiled in mode `count`, in one process. What a raw pointer reads is not counted.
+
+    Raises ValueError for another mode, else as `run_kernel` does.
+    """
+    if compiled.mode != "count":
+        raise ValueError(f"kernel {compiled.kernel} is compiled in mode {compiled.mode}: only `count` counts")
+    _check_sizes(call.grid, call.threadgroup)
     arrays = _in_order(compiled, call_arguments(call, values), call.results)
-    settings = [f"grid {_words(call.grid)}", f"group {_words(call.threadgroup)}", "timeout 120"]
-    _, report = _run_reporting(compiled, settings, arrays, call.results, _FILL, 120)
+    settings = [
+        f"grid {_words(call.grid)}",
+        f"group {_words(call.threadgroup)}",
+        f"timeout {_COUNT_TIMEOUT}",
+    ]
+    _, report = _run(compiled, settings, arrays, call.results, _FILL, _COUNT_TIMEOUT)
     lines = [line.split("\t") for line in report.splitlines()]
-    counts = {name: int(number) for key, name, number in (x for x in lines if x[0] == "MSL-COUNT")}
-    return Accesses(counts, next(int(line[1]) for line in lines if line[0] == "MSL-STORAGE"))
+    tensors = {line[1]: Uses(*map(int, line[2:])) for line in lines if line[0] == "MSL-COUNT"}
+    return Accesses(tensors, next(int(line[1]) for line in lines if line[0] == "MSL-STORAGE"))
 
 
 def call_arguments(call: KernelCall, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -156,20 +176,8 @@ def _run(
     results: Sequence[Result],
     fill: int,
     timeout: int,
-) -> list[np.ndarray]:
-    """One run whose results hold `fill` in every byte that the kernel does not write."""
-    return _run_reporting(compiled, settings, arrays, results, fill, timeout)[0]
-
-
-def _run_reporting(
-    compiled: Compiled,
-    settings: list[str],
-    arrays: list[np.ndarray],
-    results: Sequence[Result],
-    fill: int,
-    timeout: int,
 ) -> tuple[list[np.ndarray], str]:
-    """The same, and what the program said on stderr."""
+    """One run whose results hold `fill` in every byte that the kernel does not write, and what it said on stderr."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         lines = list(settings)

@@ -43,7 +43,7 @@ class Parameter:
 
 def parse_signature(source: str, kernel: str) -> list[Parameter]:
     """The parameters of `kernel`, in order. Raises UserError where the kernel or an attribute cannot be understood."""
-    text = _without_comments(source)
+    text = without_comments(source)
     start = re.search(rf"\bvoid\s+{re.escape(kernel)}\s*\(", text)
     if not start:
         raise UserError(f"the Metal source has no `void {kernel}(...)`")
@@ -60,11 +60,11 @@ def storage_declarations(source: str) -> list[bool]:
 
     Raises UserError where the two cannot be told apart.
     """
-    text = _without_comments(source)
+    text = without_comments(source)
     return [_is_storage(text, found) for found in re.finditer(r"\bthreadgroup\b", text)]
 
 
-def _without_comments(source: str) -> str:
+def without_comments(source: str) -> str:
     """The source with comments and strings blanked, every other character at its place."""
     return _HIDDEN.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), source)
 

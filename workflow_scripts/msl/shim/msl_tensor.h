@@ -52,7 +52,7 @@ class tensor<T, Extents, Handle, std::index_sequence<Axis...>> {
             offset = offset * extent_[axis] + at[axis];
         }
 #if defined(MSL_COUNT)
-        ++*accesses_;
+        ++accesses_[offset];
 #endif
         return data_[offset];
     }
@@ -77,7 +77,7 @@ class tensor<T, Extents, Handle, std::index_sequence<Axis...>> {
 
     T* data_;
     const char* name_;
-    uint64_t* accesses_;
+    uint32_t* accesses_;
     int64_t extent_[rank];
 };
 

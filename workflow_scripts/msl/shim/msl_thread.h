@@ -32,7 +32,7 @@ struct Buffer {
     size_t bytes;
     uint32_t rank;
     int64_t shape[max_rank];
-    uint64_t* accesses;  // counted in mode `count`
+    uint32_t* accesses;  // mode `count`: how often each element was used
 };
 
 // Where in the kernel's source a thread waits.

@@ -60,6 +60,9 @@ inline char* map_range(const char* path, size_t offset, size_t bytes, bool writa
     return data;
 }
 
+// `type` ends with an element's bytes.
+inline size_t elements(const Buffer& buffer) { return buffer.bytes / size_t(buffer.type[1] - '0'); }
+
 inline void read_buffer(Plan& plan, const char* line, bool writable) {
     Buffer buffer{};
     size_t offset = 0;
@@ -74,7 +77,7 @@ inline void read_buffer(Plan& plan, const char* line, bool writable) {
     }
     buffer.data = map_range(line + used + 1, offset, buffer.bytes, writable);
 #if defined(MSL_COUNT)
-    buffer.accesses = new uint64_t(0);
+    buffer.accesses = new uint32_t[elements(buffer)]();
 #endif
     plan.buffers.push_back(buffer);
     plan.arguments += !writable;

@@ -295,6 +295,22 @@ static int work_in_processes() {
 
 }  // namespace msl
 
+#if defined(MSL_COUNT)
+namespace msl {
+// For every buffer: uses of all its elements, of the least and of the most used one; then threadgroup memory in bytes.
+static void report_counts(const Plan& plan) {
+    for (const Buffer& buffer : plan.buffers) {
+        const uint32_t *first = buffer.accesses, *last = first + elements(buffer);
+        const auto [fewest, most] = std::minmax_element(first, last);
+        const uint64_t total = std::accumulate(first, last, uint64_t(0));
+        fprintf(stderr, "MSL-COUNT\t%s\t%llu\t%u\t%u\n", buffer.name, static_cast<unsigned long long>(total),
+                *fewest, *most);
+    }
+    fprintf(stderr, "MSL-STORAGE\t%td\n", storage_end - storage_begin - ptrdiff_t(sizeof storage_anchor));
+}
+}  // namespace msl
+#endif
+
 // program PLAN RESULT-FILE...
 int main(int, char** arguments) {
     const msl::Plan plan = msl::read_plan(arguments[1]);
@@ -303,9 +319,7 @@ int main(int, char** arguments) {
     if (plan.processes > 1) code = msl::work_in_processes();
     else msl::work(0);
 #if defined(MSL_COUNT)
-    for (const msl::Buffer& buffer : plan.buffers)
-        fprintf(stderr, "MSL-COUNT\t%s\t%llu\n", buffer.name, static_cast<unsigned long long>(*buffer.accesses));
-    fprintf(stderr, "MSL-STORAGE\t%td\n", msl::storage_end - msl::storage_begin - 16);  // without the anchor
+    if (code == 0) msl::report_counts(plan);
 #endif
 #if defined(MSL_ADDRESS)
     if (code == 0) msl::store_results(plan, arguments + 2);
