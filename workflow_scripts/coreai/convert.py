@@ -12,7 +12,7 @@ from coreai_torch import TorchConverter, TorchMetalKernel
 from torch.export import Dim
 
 from workflow_scripts.coreai import private
-from workflow_scripts.model.signature import FunctionSpec, Length, TensorSpec
+from workflow_scripts.model.signature import COMPUTE_DTYPES, FunctionSpec, Length, TensorSpec
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,6 +54,11 @@ class Function:
 
     def _arguments(self) -> list[TensorSpec]:
         return [*self.spec.inputs.values(), *self.spec.states.values()]
+
+
+def torch_dtype(compute: str) -> torch.dtype:
+    """The element type of a compute precision, `fp32` or `fp16`."""
+    return getattr(torch, COMPUTE_DTYPES[compute])
 
 
 def save_bundle(

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from coreai_torch import TorchMetalKernel
 
-from workflow_scripts.coreai.convert import Function, save_bundle
+from workflow_scripts.coreai.convert import Function, torch_dtype
+from workflow_scripts.coreai.weights_bundle import save_weights_bundle
 from workflow_scripts.model.linear import LinearFactory
 from workflow_scripts.model.metal_core import metal_core
-from workflow_scripts.model.signature import COMPUTE_DTYPES, hostcache_metal
+from workflow_scripts.model.signature import hostcache_metal
 from workflow_scripts.quantize.weights import Weights
 
 
@@ -28,11 +28,5 @@ def save_metal_core(
     """
     weights = Weights.open(tree)
     spec = hostcache_metal(weights.config, context, compute)["main"]
-    core = metal_core(weights, mlp(weights), getattr(torch, COMPUTE_DTYPES[compute]))
-    description = {
-        "form": "hostcache_metal",
-        "recipe": weights.recipe,
-        "compute": compute,
-        "checkpoint": weights.checkpoint_digest,
-    }
-    save_bundle([Function("main", core, spec)], out, description, [kernel])
+    core = metal_core(weights, mlp(weights), torch_dtype(compute))
+    save_weights_bundle([Function("main", core, spec)], weights, "hostcache_metal", compute, out, [kernel])

@@ -6,7 +6,8 @@ from pathlib import Path
 from coreai_torch import TorchMetalKernel
 from torch import nn
 
-from workflow_scripts.coreai.convert import Function, save_bundle
+from workflow_scripts.coreai.convert import Function
+from workflow_scripts.coreai.weights_bundle import save_weights_bundle
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import head_argmax_metal
 from workflow_scripts.quantize.weights import Weights
@@ -26,10 +27,5 @@ def save_metal_head(
     """
     weights = Weights.open(tree)
     spec = head_argmax_metal(weights.config, 0, compute)["main"]
-    description = {
-        "form": "head_argmax_metal",
-        "recipe": weights.recipe,
-        "compute": compute,
-        "checkpoint": weights.checkpoint_digest,
-    }
-    save_bundle([Function("main", head(weights, HEAD_WEIGHT), spec)], out, description, [kernel])
+    functions = [Function("main", head(weights, HEAD_WEIGHT), spec)]
+    save_weights_bundle(functions, weights, "head_argmax_metal", compute, out, [kernel])

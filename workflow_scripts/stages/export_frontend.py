@@ -7,11 +7,11 @@ few, and the context projection sums over the whole hidden size. Params: compute
 import torch
 
 from workflow_scripts.checkpoint.reader import Checkpoint
-from workflow_scripts.coreai.convert import Function, save_bundle
+from workflow_scripts.coreai.convert import Function, save_bundle, torch_dtype
 from workflow_scripts.model.frontend import GatherEmbeds, GatherPerLayer, PerLayerMix, RowTable
 from workflow_scripts.model.linear import DenseLinear
 from workflow_scripts.model.norm import RMSNorm
-from workflow_scripts.model.signature import COMPUTE_DTYPES, frontend
+from workflow_scripts.model.signature import frontend
 from workflow_scripts.stages.job import Job
 from workflow_scripts.tables.raw import RawTables
 
@@ -20,7 +20,7 @@ def run(job: Job) -> None:
     """Fill `job.out` with the bundle."""
     tables, checkpoint = RawTables.open(job.inputs["tables"]), Checkpoint.open(job.inputs["checkpoint"])
     compute = job.params["compute"]
-    dtype = getattr(torch, COMPUTE_DTYPES[compute])
+    dtype = torch_dtype(compute)
     specs = frontend(checkpoint.config, 0, compute)
     embeds = GatherEmbeds(
         RowTable(torch.from_numpy(tables.embed_rows), torch.from_numpy(tables.embed_scale)),

@@ -3,13 +3,12 @@
 Params: form `head`|`head_argmax`, compute `fp32`|`fp16`.
 """
 
-import torch
-
-from workflow_scripts.coreai.convert import Function, save_bundle
+from workflow_scripts.coreai.convert import Function, torch_dtype
+from workflow_scripts.coreai.weights_bundle import save_weights_bundle
 from workflow_scripts.model.heads import ArgmaxHead, LogitsHead
 from workflow_scripts.model.linear import exported_linears
 from workflow_scripts.model.names import HEAD_WEIGHT
-from workflow_scripts.model.signature import COMPUTE_DTYPES, signature
+from workflow_scripts.model.signature import signature
 from workflow_scripts.quantize.weights import Weights
 from workflow_scripts.stages.job import Job
 
@@ -17,15 +16,9 @@ from workflow_scripts.stages.job import Job
 def run(job: Job) -> None:
     """Fill `job.out` with the bundle."""
     weights, form, compute = Weights.open(job.inputs["weights"]), job.params["form"], job.params["compute"]
-    dtype = getattr(torch, COMPUTE_DTYPES[compute])
+    dtype = torch_dtype(compute)
     lm_head = exported_linears(weights, dtype)(HEAD_WEIGHT)
     softcap = weights.config.final_logit_softcapping
     module = LogitsHead(lm_head, softcap, dtype) if form == "head" else ArgmaxHead(lm_head, dtype)
     spec = signature(form, weights.config, 0, compute)["main"]
-    description = {
-        "form": form,
-        "recipe": weights.recipe,
-        "compute": compute,
-        "checkpoint": weights.checkpoint_digest,
-    }
-    save_bundle([Function("main", module, spec)], job.out, description)
+    save_weights_bundle([Function("main", module, spec)], weights, form, compute, job.out)

@@ -3,12 +3,8 @@
 Params: compute `fp32`|`fp16`, context (columns of the caches at most), cache_minimum (at least).
 """
 
-import torch
-
-from workflow_scripts.coreai.convert import Function, save_bundle
-from workflow_scripts.model.decoder import Decoder
-from workflow_scripts.model.linear import exported_linears
-from workflow_scripts.model.signature import COMPUTE_DTYPES, stateful_core
+from workflow_scripts.coreai.core_bundle import save_core
+from workflow_scripts.model.signature import stateful_core
 from workflow_scripts.model.stateful_core import StatefulCore
 from workflow_scripts.quantize.weights import Weights
 from workflow_scripts.stages.job import Job
@@ -16,18 +12,7 @@ from workflow_scripts.stages.job import Job
 
 def run(job: Job) -> None:
     """Fill `job.out` with the bundle."""
-    weights, compute, context = (
-        Weights.open(job.inputs["weights"]),
-        job.params["compute"],
-        job.params["context"],
-    )
-    dtype = getattr(torch, COMPUTE_DTYPES[compute])
+    weights = Weights.open(job.inputs["weights"])
+    compute, context = job.params["compute"], job.params["context"]
     spec = stateful_core(weights.config, context, compute, cache_minimum=job.params["cache_minimum"])["main"]
-    decoder = Decoder(weights, exported_linears(weights, dtype), dtype)
-    description = {
-        "form": "stateful_core",
-        "recipe": weights.recipe,
-        "compute": compute,
-        "checkpoint": weights.checkpoint_digest,
-    }
-    save_bundle([Function("main", StatefulCore(decoder), spec)], job.out, description)
+    save_core(weights, "stateful_core", compute, spec, StatefulCore, job.out)

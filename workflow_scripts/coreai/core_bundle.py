@@ -1,0 +1,27 @@
+"""What the exports of cores share: the decoder over an artifact's stored weights, each in a graph form of its own."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import nn
+
+from workflow_scripts.coreai.convert import Function, torch_dtype
+from workflow_scripts.coreai.weights_bundle import save_weights_bundle
+from workflow_scripts.model.decoder import Decoder
+from workflow_scripts.model.linear import exported_linears
+from workflow_scripts.model.signature import FunctionSpec
+from workflow_scripts.quantize.weights import Weights
+
+
+def save_core(
+    weights: Weights,
+    form: str,
+    compute: str,
+    spec: FunctionSpec,
+    wrap: Callable[[Decoder], nn.Module],
+    out: Path,
+) -> None:
+    """Write the core into the folder `out`; `wrap` puts the decoder into the module of the graph form."""
+    dtype = torch_dtype(compute)
+    core = wrap(Decoder(weights, exported_linears(weights, dtype), dtype))
+    save_weights_bundle([Function("main", core, spec)], weights, form, compute, out)

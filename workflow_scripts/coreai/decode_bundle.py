@@ -1,0 +1,26 @@
+"""What the exports of token decoders share: embedding, decoder and head over stored weights and raw tables."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from workflow_scripts.checkpoint.text_config import TextConfig
+from workflow_scripts.coreai.convert import Function, torch_dtype
+from workflow_scripts.coreai.weights_bundle import save_weights_bundle
+from workflow_scripts.model.linear import exported_linears
+from workflow_scripts.model.token_decoder import TokenDecoder, token_decoder
+from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.tables.raw import RawTables
+
+
+def save_decode(
+    inputs: Mapping[str, Path],
+    form: str,
+    compute: str,
+    functions: Callable[[TokenDecoder, TextConfig], Sequence[Function]],
+    out: Path,
+) -> None:
+    """Write the decoder of the artifacts `weights` and `tables` into the folder `out`, as the functions of its form."""
+    weights, tables = Weights.open(inputs["weights"]), RawTables.open(inputs["tables"])
+    dtype = torch_dtype(compute)
+    model = token_decoder(weights, tables, exported_linears(weights, dtype), dtype)
+    save_weights_bundle(functions(model, weights.config), weights, form, compute, out, tables="int8")
