@@ -7,6 +7,7 @@ from pathlib import Path
 import gate_inputs as given
 
 from workflow_scripts.gates.chunks import ChunkEvidence
+from workflow_scripts.gates.numbers import Evidence
 from workflow_scripts.manifest import manifest_path
 from workflow_scripts.model.chunks import chunk_plan, plan_json
 from workflow_scripts.quantize.weights import Weights
@@ -50,5 +51,11 @@ def head(run_stage, weights: Path, compute: str) -> Path:
 @cache
 def evidence(run_stage, checkpoint: Path, weights: Path) -> ChunkEvidence:
     """What chunks of a recipe are compared with."""
-    opened, reference = Weights.open(weights), given.reference(run_stage, checkpoint, weights)
-    return ChunkEvidence(chunk_plan(opened.config, RANGES, CONTEXT), opened, reference, [DIALOGUE])
+    recipe = Evidence.open(
+        {
+            "oracle": given.oracle(run_stage, checkpoint),
+            "weights": weights,
+            "reference": given.reference(run_stage, checkpoint, weights),
+        }
+    )
+    return ChunkEvidence(chunk_plan(recipe.weights.config, RANGES, CONTEXT), recipe)

@@ -8,17 +8,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from workflow_scripts.gates.stored_weights import Cast, Constant, Packed, Stored, content_name, in_text
+from workflow_scripts.gates.stored_weights import Cast, Constant, Stored, by_content, matrix_constants
 from workflow_scripts.model.ane_rows import BLOCK_ROWS, rows_of
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.rotary_table import rotary_table
 from workflow_scripts.model.signature import COMPUTE_DTYPES
-from workflow_scripts.quantize.weights import Dense, Palette, Weights
+from workflow_scripts.quantize.weights import Weights
 
 
 def chunk_constants(weights: Weights, layers: Sequence[int], context: int, compute: str) -> Stored:
     """Constants of the chunk of layers [first, last)."""
-    return _stored(_chunk_tensors(weights, layers, context, np.dtype(COMPUTE_DTYPES[compute])))
+    return by_content(_chunk_tensors(weights, layers, context, np.dtype(COMPUTE_DTYPES[compute])))
 
 
 def ane_head_constants(weights: Weights, compute: str) -> Stored:
@@ -26,10 +26,10 @@ def ane_head_constants(weights: Weights, compute: str) -> Stored:
     matrix, rows = weights.linear(HEAD_WEIGHT), weights.config.vocab_size
     block = int(np.gcd(rows, BLOCK_ROWS))
     dtype = np.dtype(COMPUTE_DTYPES[compute])
-    return _stored(
+    return by_content(
         entry
         for first in range(0, rows, block)
-        for entry in _matrix(
+        for entry in matrix_constants(
             f"{HEAD_WEIGHT} from row {first} on", rows_of(matrix, first, first + block), dtype
         )
     )
@@ -47,24 +47,8 @@ def _chunk_tensors(
         if entry["kind"] == "vector":
             yield name, Cast(weights.vector(name), dtype)
         else:
-            yield from _matrix(name, weights.linear(name), dtype)
+            yield from matrix_constants(name, weights.linear(name), dtype)
     for kind in sorted(set(config.layer_types[slice(*layers)])):
         head_dim = config.layer_head_dim(config.layer_types.index(kind))
         rows = rotary_table(config.rope[kind], head_dim, context).reshape(context, -1)
         yield f"rotations of {kind}", Cast(np.ascontiguousarray(rows.T), dtype)
-
-
-def _matrix(name: str, stored: Dense | Palette, dtype: np.dtype) -> Iterator[tuple[str, Constant]]:
-    if isinstance(stored, Dense):
-        yield name, Cast(stored.array, dtype)
-        return
-    yield f"{name} (indices)", Packed(stored.indices, stored.bits, np.dtype(np.uint8))
-    yield f"{name} (codebook)", Cast(stored.codebook, dtype)
-
-
-def _stored(constants: Iterator[tuple[str, Constant]]) -> Stored:
-    return {
-        content_name(constant): (name, constant.nbytes)
-        for name, constant in constants
-        if not in_text(constant)
-    }

@@ -25,6 +25,7 @@ from workflow_scripts.coreai.chunk_bundles import open_chunks
 from workflow_scripts.coreai.chunk_host import Arrays, ChunkHost
 from workflow_scripts.coreai.isolated import isolated
 from workflow_scripts.coreai.runtime import Bundle, open_bundle
+from workflow_scripts.gates.numbers import Evidence
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.model.chunks import ChunkPlan, chunk_plan, plan_json
 from workflow_scripts.model.signature import CACHE_NAMES
@@ -43,17 +44,25 @@ _SCORE_ROUNDINGS = 2 * (1 + 3 + 3) + 1
 
 @dataclass(frozen=True)
 class ChunkEvidence:
-    """What chunks are compared with: their plan, their recipe's weights, and a result of stage `reference`."""
+    """What chunks are compared with: their plan, and the evidence of their recipe."""
 
     plan: ChunkPlan
-    weights: Weights
-    reference: Path
-    dialogues: list[str]
+    recipe: Evidence
+
+    @property
+    def weights(self) -> Weights:
+        """The recipe's weights."""
+        return self.recipe.weights
 
     @property
     def arrays(self) -> Path:
         """The reference's arrays (.npz)."""
-        return self.reference / "measured.npz"
+        return self.recipe.arrays
+
+    @property
+    def dialogues(self) -> list[str]:
+        """Names of the dialogues that the reference has."""
+        return [dialogue.name for dialogue in self.recipe.oracle.with_numbers()]
 
     @property
     def owners(self) -> dict[str, list[str]]:

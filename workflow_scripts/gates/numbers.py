@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -38,6 +39,12 @@ class Evidence:
     oracle: Oracle
     weights: Weights
     reference: Path
+
+    @classmethod
+    def open(cls, inputs: Mapping[str, Path]) -> Self:
+        """The results `oracle`, `weights` and `reference`."""
+        oracle, weights = Oracle.open(inputs["oracle"]), Weights.open(inputs["weights"])
+        return cls(oracle, weights, inputs["reference"])
 
     @property
     def arrays(self) -> Path:

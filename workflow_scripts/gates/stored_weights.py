@@ -19,10 +19,11 @@ from workflow_scripts.model.frequencies import inverse_frequencies
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import COMPUTE_DTYPES
 from workflow_scripts.quantize.kinds import matrix_kind
-from workflow_scripts.quantize.weights import Dense, Linear, Palette, Weights
+from workflow_scripts.quantize.weights import Dense, Linear, Matrix, Palette, Weights
 from workflow_scripts.tables.raw import RawTables
 
 _INLINE_LIMIT = 256
+_BYTE, _WORD = np.dtype(np.uint8), np.dtype(f"<i{WORD_BITS // 8}")
 CORES = ("hostcache_core", "hostcache_metal")
 """Graph forms with everything but the head."""
 # Graph form -> kinds of matrices that its Metal kernels read.
@@ -34,7 +35,7 @@ Stored = dict[str, tuple[str, int]]
 def bundle_constants(form: str, weights: Weights, compute: str) -> Stored:
     """Constants of a core, which are all matrices and vectors but the head, or of a head."""
     names = [name for name in weights.index if (name != HEAD_WEIGHT) == (form in CORES)]
-    return _by_content(_tensors(weights, names, compute, _IN_KERNELS.get(form, frozenset())))
+    return by_content(_tensors(weights, names, compute, _IN_KERNELS.get(form, frozenset())))
 
 
 def frontend_constants(tables: RawTables) -> Stored:
@@ -47,7 +48,7 @@ def frontend_constants(tables: RawTables) -> Stored:
         "projection": tables.projection,
         "projection norm": tables.projection_norm,
     }
-    return _by_content((name, Cast(array)) for name, array in arrays.items())
+    return by_content((name, Cast(array)) for name, array in arrays.items())
 
 
 def rotary_constants(config: TextConfig) -> frozenset[str]:
@@ -56,7 +57,7 @@ def rotary_constants(config: TextConfig) -> frozenset[str]:
         (config.rope[kind], config.layer_head_dim(layer)) for layer, kind in enumerate(config.layer_types)
     }
     arrays = [inverse_frequencies(rope, head_dim) for rope, head_dim in specs]
-    return frozenset(_by_content(("inverse frequencies", Cast(array)) for array in arrays))
+    return frozenset(by_content(("inverse frequencies", Cast(array)) for array in arrays))
 
 
 class Constant(Protocol):
@@ -158,20 +159,28 @@ def _tensors(
             yield name, Cast(weights.vector(name))
             continue
         stored = weights.linear(name)
-        in_kernel = matrix_kind(name) in in_kernels
-        element = np.dtype(f"<i{WORD_BITS // 8}") if in_kernel else np.dtype(np.uint8)
-        match stored:
-            case Dense():
-                yield name, Cast(stored.array, dtype)
-            case Palette():
-                yield f"{name} (indices)", Packed(stored.indices, stored.bits, element)
-                yield f"{name} (codebook)", Cast(stored.codebook, None if in_kernel else dtype)
-            case Linear():
-                yield f"{name} (codes)", Packed(stored.codes, stored.bits, element)
-                yield f"{name} (steps)", Cast(stored.steps, dtype)
+        if matrix_kind(name) in in_kernels and isinstance(stored, Palette):
+            yield f"{name} (indices)", Packed(stored.indices, stored.bits, _WORD)
+            yield f"{name} (codebook)", Cast(stored.codebook)
+        else:
+            yield from matrix_constants(name, stored, dtype)
 
 
-def _by_content(constants: Iterable[tuple[str, Constant]]) -> Stored:
+def matrix_constants(name: str, stored: Matrix, dtype: np.dtype) -> Iterator[tuple[str, Constant]]:
+    """What a stored matrix becomes where the graph's own operators read it: codes in bytes, all else in `dtype`."""
+    match stored:
+        case Dense():
+            yield name, Cast(stored.array, dtype)
+        case Palette():
+            yield f"{name} (indices)", Packed(stored.indices, stored.bits, _BYTE)
+            yield f"{name} (codebook)", Cast(stored.codebook, dtype)
+        case Linear():
+            yield f"{name} (codes)", Packed(stored.codes, stored.bits, _BYTE)
+            yield f"{name} (steps)", Cast(stored.steps, dtype)
+
+
+def by_content(constants: Iterable[tuple[str, Constant]]) -> Stored:
+    """Of the constants by tensor those that a bundle holds by name, see the module."""
     return {
         content_name(constant): (name, constant.nbytes)
         for name, constant in constants

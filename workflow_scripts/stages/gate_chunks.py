@@ -7,10 +7,8 @@ oracle, weights of the chunks with their reference.
 from workflow_scripts.coreai.chunk_bundles import read_plan
 from workflow_scripts.gates.chunks import ChunkEvidence, gate_chain, gate_plan
 from workflow_scripts.gates.numbers import Evidence, check_evidence
-from workflow_scripts.gates.oracle import Oracle
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.model.chunks import chunk_plan, plan_json
-from workflow_scripts.quantize.weights import Weights
 from workflow_scripts.release.names import CHUNKS_PLAN
 from workflow_scripts.stages.job import Job
 
@@ -23,11 +21,10 @@ def run(job: Job) -> None:
 
 
 def _compare(verdict: Verdict, job: Job) -> None:
-    oracle, weights = Oracle.open(job.inputs["oracle"]), Weights.open(job.inputs["weights"])
-    if not check_evidence(verdict, Evidence(oracle, weights, job.inputs["reference"])):
+    recipe = Evidence.open(job.inputs)
+    if not check_evidence(verdict, recipe):
         return
     path, compute = job.inputs["folder"] / CHUNKS_PLAN, job.params["compute"]
-    plan = chunk_plan(weights.config, job.params["layers"], job.params["context"])
+    plan = chunk_plan(recipe.weights.config, job.params["layers"], job.params["context"])
     gate_plan(verdict, read_plan(path), plan_json(plan, compute, job.params["bundles"]))
-    names = [dialogue.name for dialogue in oracle.with_numbers()]
-    gate_chain(verdict, path, ChunkEvidence(plan, weights, job.inputs["reference"], names), compute)
+    gate_chain(verdict, path, ChunkEvidence(plan, recipe), compute)

@@ -8,10 +8,8 @@ import numpy as np
 from workflow_scripts.coreai.chunk_bundles import read_plan
 from workflow_scripts.gates.fp16_evidence import gate_half_chain, gate_half_norms
 from workflow_scripts.gates.numbers import Evidence, check_evidence
-from workflow_scripts.gates.oracle import Oracle
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.model.chunks import chunk_plan
-from workflow_scripts.quantize.weights import Weights
 from workflow_scripts.release.names import CHUNKS_PLAN
 from workflow_scripts.stages.job import Job
 
@@ -24,13 +22,12 @@ def run(job: Job) -> None:
 
 
 def _compare(verdict: Verdict, job: Job) -> None:
-    oracle, weights = Oracle.open(job.inputs["oracle"]), Weights.open(job.inputs["weights"])
-    evidence = Evidence(oracle, weights, job.inputs["reference"])
+    evidence = Evidence.open(job.inputs)
     if not check_evidence(verdict, evidence):
         return
     plan = read_plan(job.inputs["folder"] / CHUNKS_PLAN)
     ranges = [chunk["layers"] for chunk in plan["chunks"]]
     gate_half_norms(verdict)
     with np.load(evidence.arrays) as arrays:
-        chunks = chunk_plan(weights.config, ranges, plan["context"])
-        gate_half_chain(verdict, chunks, weights, oracle, arrays)
+        chunks = chunk_plan(evidence.weights.config, ranges, plan["context"])
+        gate_half_chain(verdict, chunks, evidence.weights, evidence.oracle, arrays)

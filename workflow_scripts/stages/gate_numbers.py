@@ -6,7 +6,6 @@ Params: form, compute, context. Inputs: bundle, oracle; and weights with their r
 from workflow_scripts.gates import numbers
 from workflow_scripts.gates.oracle import Oracle
 from workflow_scripts.gates.verdict import Verdict
-from workflow_scripts.quantize.weights import Weights
 from workflow_scripts.stages.job import Job
 from workflow_scripts.tables.raw import RawTables
 
@@ -20,12 +19,12 @@ def run(job: Job) -> None:
 
 def _compare(verdict: Verdict, job: Job) -> None:
     form, compute, bundle = job.params["form"], job.params["compute"], job.inputs["bundle"]
-    oracle = Oracle.open(job.inputs["oracle"])
     if form == "frontend":
+        oracle = Oracle.open(job.inputs["oracle"])
         ids = sorted({token for dialogue in oracle.dialogues.values() for token in dialogue.fed_ids})
         numbers.gate_frontend(verdict, bundle, RawTables.open(job.inputs["tables"]), ids, compute)
         return
-    evidence = numbers.Evidence(oracle, Weights.open(job.inputs["weights"]), job.inputs["reference"])
+    evidence = numbers.Evidence.open(job.inputs)
     if not numbers.check_evidence(verdict, evidence):
         return
     if form in numbers.CORE_ERRORS:

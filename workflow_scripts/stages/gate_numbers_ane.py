@@ -5,9 +5,7 @@ Params: compute, context, layers. Inputs: bundle, oracle, weights with their ref
 
 from workflow_scripts.gates.chunks import ChunkEvidence, gate_chunk, plan_around
 from workflow_scripts.gates.numbers import Evidence, check_evidence
-from workflow_scripts.gates.oracle import Oracle
 from workflow_scripts.gates.verdict import Verdict
-from workflow_scripts.quantize.weights import Weights
 from workflow_scripts.stages.job import Job
 
 
@@ -19,10 +17,8 @@ def run(job: Job) -> None:
 
 
 def _compare(verdict: Verdict, job: Job) -> None:
-    oracle, weights = Oracle.open(job.inputs["oracle"]), Weights.open(job.inputs["weights"])
-    if not check_evidence(verdict, Evidence(oracle, weights, job.inputs["reference"])):
+    recipe = Evidence.open(job.inputs)
+    if not check_evidence(verdict, recipe):
         return
-    plan, number = plan_around(weights.config, job.params["layers"], job.params["context"])
-    names = [dialogue.name for dialogue in oracle.with_numbers()]
-    evidence = ChunkEvidence(plan, weights, job.inputs["reference"], names)
-    gate_chunk(verdict, job.inputs["bundle"], evidence, number, job.params["compute"])
+    plan, number = plan_around(recipe.weights.config, job.params["layers"], job.params["context"])
+    gate_chunk(verdict, job.inputs["bundle"], ChunkEvidence(plan, recipe), number, job.params["compute"])
