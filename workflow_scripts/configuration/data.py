@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from workflow_scripts.quantize.recipes import RECIPES, LinearEncoding, PaletteEncoding
+
 HUB_ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)", re.ASCII)
 
 
@@ -37,10 +39,18 @@ FORMS = {
 }
 
 # recipe -> bits of the palettes in which it stores the matrices that kernels read
-KERNEL_BITS = {"int8-kmeans-g32": 8, "int4-kmeans-g32": 4}
+KERNEL_BITS = {
+    recipe.name: encoding.bits
+    for recipe in RECIPES.values()
+    if isinstance(encoding := recipe.encodings["mlp"], PaletteEncoding)
+}
 
 # Recipes without linear codes, which do not compile for the Neural Engine.
-ENGINE_RECIPES = ("fp32", "fp16", "int8-kmeans-g32", "int4-kmeans-g32")
+ENGINE_RECIPES = tuple(
+    recipe.name
+    for recipe in RECIPES.values()
+    if not any(isinstance(encoding, LinearEncoding) for encoding in recipe.encodings.values())
+)
 ENGINE_CONTEXT = 2048  # a chunk compares positions in float16, which is exact up to here
 
 FRONTEND = "frontend"  # the role that another folder's raw tables (`tables_in`) can take over
