@@ -10,7 +10,6 @@ from workflow_scripts.release.names import RELEASE
 # A gate over such a place speaks for itself, also where it was not run. The gate `ane` reads bundles and runs none.
 _HARDWARE_GATES = {"gpu": "the GPU", "engine": "the Neural Engine", "device": "a device"}
 _SHOWN_BOUNDS = 8  # in a table row
-_MOST_BOUNDS = 8
 _TEMPLATE = data_file(__file__, "readme.md.j2")
 
 
