@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import torch
 
+from tests.tiny import build_tiny
 from workflow_scripts.kernels import (
     head_argmax_int4,
     head_argmax_int8,
@@ -13,12 +14,28 @@ from workflow_scripts.kernels import (
 )
 from workflow_scripts.kernels.binding import PackedMatrix
 from workflow_scripts.kernels.packing import pack
+from workflow_scripts.manifest import manifest_path
 from workflow_scripts.quantize.weights import Palette
 
 MATVECS = {8: palette_matvec_int8, 4: palette_matvec_int4}
 HEADS = {8: head_argmax_int8, 4: head_argmax_int4}
 WIDTHS = [8, 4]
 PAIRS = list(itertools.combinations(range(8), 2))
+
+
+def random_checkpoint(run_stage, root, name, dims):
+    """Inputs of the stage `weights`: a random model, published in `root` and checked."""
+    build_tiny(root, dims)
+    checkpoint = run_stage(
+        "checkpoint",
+        name,
+        {"source": root / "published"},
+        source="published",
+        allow_moving_revision=False,
+        sha256={},
+        num_hidden_layers=len(dims.layer_types),
+    )
+    return {"checkpoint": manifest_path(checkpoint)}
 
 
 def palette(codes, bits, seed=0):

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from tests.gate_inputs import judge
-from tests.kernel_inputs import CODES, HEADS, MATVECS, WIDTHS, packed, palette
-from tests.tiny import Dims, build_tiny
+from tests.kernel_inputs import CODES, HEADS, MATVECS, WIDTHS, packed, palette, random_checkpoint
+from tests.tiny import Dims
 from workflow_scripts.checkpoint.text_config import FULL
 from workflow_scripts.coreai.convert import Function, save_bundle
 from workflow_scripts.errors import UserError
@@ -26,7 +26,6 @@ from workflow_scripts.gates.kernel_source import _FOLDER, our_sources
 from workflow_scripts.gates.kernels import Claim, gate_calls
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.kernels.binding import KernelHead, KernelMatvec, packed_matrix
-from workflow_scripts.manifest import manifest_path
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import FunctionSpec, TensorSpec
 from workflow_scripts.msl.compiler import MODES
@@ -53,17 +52,7 @@ def weights(tmp_path_factory, run_stage):
         num_kv_shared_layers=0,
         use_double_wide_mlp=False,
     )
-    build_tiny(root, dims)
-    checkpoint = run_stage(
-        "checkpoint",
-        "gate_kernels",
-        {"source": root / "published"},
-        source="published",
-        allow_moving_revision=False,
-        sha256={},
-        num_hidden_layers=1,
-    )
-    inputs = {"checkpoint": manifest_path(checkpoint)}
+    inputs = random_checkpoint(run_stage, root, "gate_kernels", dims)
     return {
         bits: Weights.open(run_stage("weights", f"gate_kernels_{bits}", inputs, recipe=recipe))
         for bits, recipe in RECIPES.items()

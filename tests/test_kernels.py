@@ -21,9 +21,10 @@ from tests.kernel_inputs import (
     allowed,
     packed,
     palette,
+    random_checkpoint,
     tied_head,
 )
-from tests.tiny import Dims, build_tiny
+from tests.tiny import Dims
 from workflow_scripts import closure
 from workflow_scripts.checkpoint.text_config import FULL, SLIDING
 from workflow_scripts.coreai import private
@@ -95,17 +96,7 @@ def weights(tmp_path_factory, run_stage):
     """Recipe -> weights (result folders) of a random model with one layer of each type."""
     dims = Dims(layer_types=(SLIDING, FULL), num_kv_shared_layers=0, use_double_wide_mlp=False)
     root = tmp_path_factory.mktemp("model")
-    build_tiny(root, dims)
-    checkpoint = run_stage(
-        "checkpoint",
-        "kernels",
-        {"source": root / "published"},
-        source="published",
-        allow_moving_revision=False,
-        sha256={},
-        num_hidden_layers=2,
-    )
-    inputs = {"checkpoint": manifest_path(checkpoint)}
+    inputs = random_checkpoint(run_stage, root, "kernels", dims)
     recipes = ("fp16", *RECIPES.values())
     return {recipe: run_stage("weights", f"kernels_{recipe}", inputs, recipe=recipe) for recipe in recipes}
 
