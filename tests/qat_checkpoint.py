@@ -2,7 +2,7 @@
 
 `write_qat_checkpoint(source, folder)` copies a published folder and puts its matrices on such grids. The published one
 lies like this: per block of 32 along a row one step of float32 precision, levels -8..7, and the peak of about half of
-the blocks at a level below 8. K and V matrices of KV-shared layers are left out.
+the blocks at a level below 8. K and V matrices of KV-shared layers are left out. `build_qat` checks it as well.
 """
 
 import shutil
@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from tests import tiny
+from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.checkpoint.safetensors import map_tensor, read_header
 
 BLOCK = 32
@@ -42,6 +43,11 @@ def put_on_grid(weights: np.ndarray, random: np.random.Generator) -> OnGrid:
     return OnGrid(
         values.reshape(weights.shape), codes.astype(np.int8).reshape(weights.shape), steps[:, :, 0].copy()
     )
+
+
+def build_qat(source: Path, root: Path) -> Checkpoint:
+    """The published folder `source` on its grid, as the result of stage `checkpoint` in the folder `root`."""
+    return tiny.build_tree(write_qat_checkpoint(source, root / "published"), root / "checkpoint")
 
 
 def write_qat_checkpoint(source: Path, folder: Path, seed: int = 0) -> Path:

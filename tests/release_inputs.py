@@ -92,11 +92,11 @@ def bundle(
     )
 
 
-def tables(root: Path, checkpoint_digest: str) -> Path:
-    """A raw gather dump in name only, with figures of one host beside it."""
+def tables(root: Path, checkpoint_digest: str, made_from: str = CHECKPOINT_DIGEST) -> Path:
+    """A raw gather dump in name only, with figures of one host beside it; `made_from` as for `bundle`."""
     files: dict[str, bytes | str] = {
         "ple.i8": bytes(range(256)),
-        "meta.json": "{}\n",
+        "meta.json": canonical_json({"checkpoint": made_from}),
         "measured.json": '{"s": 1.5}\n',
     }
     return result(root, "tables", "gather_raw", files, {"checkpoint": checkpoint_digest})
@@ -132,6 +132,7 @@ def package_params(**changes: Any) -> dict[str, Any]:
         "tokenizer": True,
         "context": 64,
         "chunks": None,
+        "language": None,
         **changes,
     }
 

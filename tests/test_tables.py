@@ -97,6 +97,7 @@ def test_files_and_sizes_are_those_of_the_published_dump(folder, checkpoint):
         "proj_scale": pytest.approx(hidden**-0.5, rel=1e-15),
         "input_scale": pytest.approx(2**-0.5, rel=1e-15),
         "rms_eps": config.rms_norm_eps,
+        "checkpoint": checkpoint.digest,
     }
 
 
@@ -219,6 +220,13 @@ def test_a_file_of_wrong_size_or_missing_is_named(copy, name):
         (lambda meta: meta.update(D=96.0), r"D is 96\.0"),
         (lambda meta: meta.update(rms_eps=float("nan")), "rms_eps is nan"),
         (lambda meta: meta.update(L=0), "L is 0"),
+        (lambda meta: meta.pop("checkpoint"), "checkpoint"),
+        (lambda meta: meta.update(checkpoint=""), "checkpoint is '', not a digest"),
+        (lambda meta: meta.update(checkpoint=7), "checkpoint is 7, not a digest"),
+        (
+            lambda meta: meta.update(format="int4-b32"),
+            "is of tables with format int4-b32, not with int8 rows",
+        ),
         (lambda meta: meta.update(L=5), "PLD is 320, not L x ld = 160"),
     ],
 )
@@ -231,9 +239,10 @@ def test_wrong_meta_is_named(copy, edit, message):
 
 
 def test_missing_or_broken_meta_is_named(copy):
-    (copy / "meta.json").write_text("[")
-    with pytest.raises(UserError, match=r"meta\.json is not readable"):
-        RawTables.open(copy)
+    for content, message in (("[", "is not readable"), ("[]", "holds no JSON object")):
+        (copy / "meta.json").write_text(content)
+        with pytest.raises(UserError, match=rf"meta\.json {message}"):
+            RawTables.open(copy)
     (copy / "meta.json").unlink()
     with pytest.raises(UserError, match=r"has no meta\.json"):
         RawTables.open(copy)

@@ -1,6 +1,6 @@
 """What the exports of cores share: the decoder over an artifact's stored weights, each in a graph form of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import nn
@@ -17,11 +17,12 @@ def save_core(
     weights: Weights,
     form: str,
     compute: str,
-    spec: FunctionSpec,
-    wrap: Callable[[Decoder], nn.Module],
+    specs: Mapping[str, FunctionSpec],
+    wraps: Mapping[str, Callable[[Decoder], nn.Module]],
     out: Path,
 ) -> None:
-    """Write the core into the folder `out`; `wrap` puts the decoder into the module of the graph form."""
+    """Write the core into the folder `out`; per function, a wrap puts the decoder into the module of the graph form."""
     dtype = torch_dtype(compute)
-    core = wrap(Decoder(weights, exported_linears(weights, dtype), dtype))
-    save_weights_bundle([Function("main", core, spec)], weights, form, compute, out)
+    decoder = Decoder(weights, exported_linears(weights, dtype), dtype)
+    functions = [Function(name, wraps[name](decoder), spec) for name, spec in specs.items()]
+    save_weights_bundle(functions, weights, form, compute, out)

@@ -3,18 +3,20 @@
 The same few lines stand in an app's engine. A host drives a `Program`: a loaded bundle, or the torch modules of one.
 """
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from workflow_scripts.errors import UserError
-from workflow_scripts.model.signature import FunctionSpec
-from workflow_scripts.tables.raw import RawTables
+from workflow_scripts.model.signature import FunctionSpec, TensorSpec
+from workflow_scripts.tables.dump import Tables
 
 MASKED = -1e4  # finite in float16
 RING_PREFIX = "decode_"
-_MAIN = "main"
+_MAIN, _STEP = "main", "step"
 
 
 class Placed(Protocol):
@@ -69,7 +71,27 @@ TokenInputs = Callable[[int], dict[str, Any]]
 """Token id -> the inputs of `decode` or `decode_tbl` that the per-layer table gives."""
 
 
-def token_rows(program: Program, tables: RawTables) -> TokenInputs:
+def refuse_other_tables(bundle: Path, tables: Tables) -> None:
+    """Raise UserError unless a bundle says that it is of the tables' checkpoint, and made with tables of their layout.
+
+    A bundle that takes no table, and is made with none, may be run with either layout.
+    """
+    path = bundle / "metadata.json"
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))["creatorDefinedMetadata"]
+        checkpoint, layout = str(said["checkpoint"]), said.get("tables", tables.FORMAT)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{path} does not say which checkpoint the bundle is of: fetch or build it again") from None
+    if checkpoint != tables.meta.checkpoint:
+        raise UserError(
+            f"{bundle.name} is of checkpoint {checkpoint[:12]}, its tables are of "
+            f"{tables.meta.checkpoint[:12]}: fetch or build both again"
+        )
+    if layout != tables.FORMAT:
+        raise UserError(f"{bundle.name} is made for tables in {layout}, those at hand are in {tables.FORMAT}")
+
+
+def token_rows(program: Program, tables: Tables) -> TokenInputs:
     """For `decode`: the row of the current token."""
     dtype = program.spec(_MAIN).inputs["ple_tokens"].dtype
 
@@ -79,12 +101,20 @@ def token_rows(program: Program, tables: RawTables) -> TokenInputs:
     return inputs
 
 
-def whole_table(program: Program, tables: RawTables) -> TokenInputs:
-    """For `decode_tbl` and `decode_ring`: all rows, placed once."""
-    placed = {
-        "ple_table": program.place(tables.per_layer_rows),
-        "ple_scale": program.place(tables.per_layer_scale),
-    }
+def whole_table(program: Program, tables: Tables) -> TokenInputs:
+    """For `decode_tbl` and `decode_ring`: all rows, placed once.
+
+    Raises UserError where the program takes a table of another layout or size.
+    """
+    arrays, inputs = tables.per_layer_arrays(), program.spec(program.functions[0]).inputs
+    for name, array in arrays.items():
+        given, wanted = TensorSpec(array.dtype.name, array.shape), inputs.get(name)
+        if given != wanted:
+            raise UserError(
+                f"the tables have {name} {_said(given)}, the decoder takes {_said(wanted) if wanted else 'none'}: "
+                "use the tables that it was made with"
+            )
+    placed = {name: program.place(array) for name, array in arrays.items()}
     return lambda token: placed
 
 
@@ -120,21 +150,25 @@ class RingHost:
     def __init__(self, program: Program, token_inputs: TokenInputs) -> None:
         self.position = 0
         self._program, self._token_inputs = program, token_inputs
-        self._capacities = sorted(
+        self.capacities = sorted(
             int(name.removeprefix(RING_PREFIX)) for name in program.functions if name.startswith(RING_PREFIX)
         )
-        self.states = States(program, program.spec(self.function(0)), self._capacities[0])
+        smallest = self.capacities[0]
+        self.states = States(program, program.spec(_of_capacity(smallest)), smallest)
 
-    def function(self, position: int) -> str:
-        """The function for a position: the smallest that has a column for it. Raises UserError past the last."""
-        _refuse_past(position, self._capacities[-1])
-        return f"{RING_PREFIX}{next(capacity for capacity in self._capacities if position < capacity)}"
+    def change_over(self) -> None:
+        """Go on in the next larger capacity, whether this one is full or not. Raises UserError where there is none."""
+        larger = [capacity for capacity in self.capacities if capacity > self.states.columns]
+        if not larger:
+            raise UserError(f"{self.states.columns} is the largest capacity")
+        self.states.grow(self._program.spec(_of_capacity(larger[0])), larger[0])
 
     def step(self, token: int) -> np.ndarray:
         """Feed the next token id; logits [V] float32. Raises UserError past the last position."""
-        function = self.function(self.position)
+        _refuse_past(self.position, self.capacities[-1])
         if self.position == self.states.columns:
-            self.states.grow(self._program.spec(function), int(function.removeprefix(RING_PREFIX)))
+            self.change_over()
+        function = _of_capacity(self.states.columns)
         inputs = {
             "input_ids": np.array([[token]], np.int32),
             "position_ids": np.array([[self.position]], np.int32),
@@ -145,7 +179,10 @@ class RingHost:
 
 
 class CoreHost:
-    """Forms `stateful_core` and `ring_core`: blocks of any size (a ring's: at most its window), caches of `columns`."""
+    """Forms `stateful_core` and `ring_core`: blocks of any size (a ring's: at most its window), caches of `columns`.
+
+    Caches of as many columns as function `step` has can be stepped as well, in any order.
+    """
 
     def __init__(self, program: Program, columns: int) -> None:
         self.position = 0
@@ -165,6 +202,17 @@ class CoreHost:
         }
         outputs = self._program.call(_MAIN, inputs, self.states.arrays)
         self.position = end
+        return outputs["hidden"][0].astype(np.float32)
+
+    def step(self, embeds: np.ndarray, per_layer: np.ndarray) -> np.ndarray:
+        """The next position by the static function: shapes as for `run`, S is 1."""
+        _refuse_past(self.position, self.states.columns)
+        inputs = {
+            **_embedded(self._spec, embeds, per_layer),
+            "position_ids": np.array([[self.position]], np.int32),
+        }
+        outputs = self._program.call(_STEP, inputs, self.states.arrays)
+        self.position += 1
         return outputs["hidden"][0].astype(np.float32)
 
 
@@ -205,6 +253,14 @@ def _embedded(spec: FunctionSpec, embeds: np.ndarray, per_layer: np.ndarray) -> 
         "inputs_embeds": embeds[None].astype(dtype),
         "per_layer_inputs": per_layer[None].astype(dtype),
     }
+
+
+def _of_capacity(capacity: int) -> str:
+    return f"{RING_PREFIX}{capacity}"
+
+
+def _said(spec: TensorSpec) -> str:
+    return f"{spec.dtype} {list(spec.shape)}"
 
 
 def _refuse_past(position: int, positions: int) -> None:

@@ -53,14 +53,26 @@ from coreai.authoring.asset import _COREAI_PRODUCER as PRODUCER  # noqa: E402
 _stock_elements = _bindings.dialects.coreai.create_elements_attr
 
 
-def _named_by_content(location: Any, tensor_type: Any, array: np.ndarray) -> Any:
-    """A constant whose resource name is the sha256 of its bytes, over the array's own memory."""
-    array = np.ascontiguousarray(array)
-    flat = array.reshape(-1)
-    if array.size < _INLINE_LIMIT or ((flat[:4096] == flat[0]).all() and (flat == flat[0]).all()):
-        return _stock_elements(location, tensor_type, array)
-    data = flat.view(np.uint8)
-    return _elements_over(data, "w_" + hashlib.sha256(data).hexdigest()[:32], tensor_type)
+class _NamedByContent:
+    """Makes constants whose resource name is the sha256 of their bytes, over the arrays' own memory.
+
+    What is equal in bytes and type is one constant: a second one of its name would get another, `w_..._1`, and which of
+    the two stays when equal constants are merged differs (measured: the steps of an embedding and its tied head).
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, str], Any] = {}
+
+    def __call__(self, location: Any, tensor_type: Any, array: np.ndarray) -> Any:
+        array = np.ascontiguousarray(array)
+        flat = array.reshape(-1)
+        if array.size < _INLINE_LIMIT or ((flat[:4096] == flat[0]).all() and (flat == flat[0]).all()):
+            return _stock_elements(location, tensor_type, array)
+        data = flat.view(np.uint8)
+        key = "w_" + hashlib.sha256(data).hexdigest()[:32], str(tensor_type)
+        if key not in self._made:
+            self._made[key] = _elements_over(data, key[0], tensor_type)
+        return self._made[key]
 
 
 def _elements_over(data: np.ndarray, name: str, tensor_type: Any) -> Any:
@@ -98,7 +110,7 @@ def reproducible_names() -> Iterator[None]:
 
     modules = (_graph_builder, _func, _metal)
     stock_choices, stock_uuid = [module.choice for module in modules], externalize.uuid4
-    _bindings.dialects.coreai.create_elements_attr = _named_by_content
+    _bindings.dialects.coreai.create_elements_attr = _NamedByContent()
     for module in modules:
         module.choice = _CountingChoice()
     externalize.uuid4 = _CountingUuid()
@@ -146,11 +158,12 @@ def mlir_module(program: AIProgram) -> Any:
 _KERNEL = "coreai.metal4_kernel"
 _TO_GPU, _FROM_GPU = "coreaix.copy_with_constraints", "coreaix.copy_discarding_constraints"
 _CONSTANT = "coreai.constant"
+_LOOK_UP = "coreai.lut_to_dense"
 
 
 @dataclass(frozen=True, eq=False)
 class KernelValue:
-    """A value that goes into a Metal kernel: the text of its MLIR type, and where a constant's elements are.
+    """A value that goes into a Metal kernel or a palette's look-up: its MLIR type's text, and where its elements are.
 
     Large constants have the name of a resource of main.mlirb, small and uniform ones their elements, others neither.
     """
@@ -201,6 +214,40 @@ def replace_kernels(
         module.operation.verify()
 
 
+def look_ups(program: AIProgram) -> list[tuple[KernelValue, KernelValue]]:
+    """Indices and codebook of every palette that the program expands by itself, in its order."""
+    module = mlir_module(program)
+    with module.context:
+        return [_looked_up(operation) for _, operation in _named(module, _LOOK_UP)]
+
+
+def replace_look_ups(
+    program: AIProgram, expand: Callable[[KernelValue, KernelValue], np.ndarray | None]
+) -> None:
+    """Put constants in the place of palettes that the program expands in every call.
+
+    `expand` gets a palette's indices and codebook, and returns the elements of the result, or None to leave it.
+    """
+    module = mlir_module(program)
+    with module.context:
+        for _, operation in _named(module, _LOOK_UP):
+            expanded = expand(*_looked_up(operation))
+            if expanded is None:
+                continue
+            (result,) = operation.results
+            with InsertionPoint(operation), operation.location:
+                data = np.ascontiguousarray(expanded).reshape(-1).view(np.uint8)
+                constant = ConstantOp(value=_elements_over(data, "expanded", result.type)).result
+            result.replace_all_uses_with(constant)
+            operation.erase()
+        _erase_unused(module)
+        module.operation.verify()
+
+
+def _looked_up(operation: Any) -> tuple[KernelValue, KernelValue]:
+    return _kernel_value(operation.operands[0]), _kernel_value(operation.operands[1])
+
+
 def packed_constant(data: np.ndarray, shape: tuple[int, ...], bits: int) -> Value:
     """A new constant of unsigned integers of `bits` bits, for use inside of `replace_kernels`.
 
@@ -230,7 +277,11 @@ def _erase_unused(module: Any) -> None:
 
 
 def _kernels(module: Any) -> list[tuple[str, Any]]:
-    return [found for found in _operations(module.operation, "") if found[1].name == _KERNEL]
+    return _named(module, _KERNEL)
+
+
+def _named(module: Any, name: str) -> list[tuple[str, Any]]:
+    return [found for found in _operations(module.operation, "") if found[1].name == name]
 
 
 def _operations(parent: Any, graph: str) -> Iterator[tuple[str, Any]]:

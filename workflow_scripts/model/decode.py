@@ -38,7 +38,10 @@ class Decode(nn.Module):
 
 
 class DecodeTable(nn.Module):
-    """Form `decode_tbl`; inputs, states and output in the order of its signature."""
+    """Form `decode_tbl`; inputs, states and output in the order of its signature.
+
+    `ple_scale` is the input of the tables' layout that the model was made with: scales per row or steps per block.
+    """
 
     def __init__(self, model: TokenDecoder) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Front end: token ids -> embeddings and per-layer inputs, from int8 rows that are gathered before they are scaled.
+"""Front end: token ids -> embeddings and per-layer inputs, from stored rows that are gathered before they are expanded.
 
 Source: HF transformers, models/gemma4/modeling_gemma4.py (get_per_layer_inputs, project_per_layer_inputs).
 """
@@ -7,32 +7,71 @@ import torch
 from torch import Tensor, nn
 
 from workflow_scripts.model.norm import RMSNorm, as_dtype, as_float32
+from workflow_scripts.tables.int4 import code_pairs
 
 
-def gather_rows(rows: Tensor, scale: Tensor, input_ids: Tensor) -> Tensor:
-    """int8 [V, width] and float32 [V] by ids [1, 1] int32 -> [1, 1, width] float32; nothing else is expanded."""
-    ids = input_ids.reshape(-1)
-    picked = torch.index_select(rows, 0, ids).to(torch.float32)
-    return (picked * torch.index_select(scale, 0, ids)[:, None])[None]
+class GatherRows(nn.Module):
+    """Picks rows of a table of int8 rows with one scale per row."""
+
+    def forward(self, input_ids: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
+        """Ids [1, 1] int32, rows int8 [V, width], scale float32 [V] -> [1, 1, width] float32."""
+        ids = input_ids.reshape(-1)
+        picked = torch.index_select(rows, 0, ids).to(torch.float32)
+        return (picked * torch.index_select(scale, 0, ids)[:, None])[None]
 
 
-class RowTable(nn.Module):
-    """A table of int8 rows with one scale per row; only the asked rows are ever expanded."""
+class GatherInt4(nn.Module):
+    """Picks rows of a table of packed 4-bit codes with one step per block.
 
-    def __init__(self, rows: Tensor, scale: Tensor) -> None:
+    A gather of 4-bit elements has no lowering (coreai-torch 0.4.3): so the bytes are gathered, and then from a table of
+    all 256 bytes the two codes of each. The table is a buffer, so that it is named by content.
+    """
+
+    def __init__(self) -> None:
         super().__init__()
+        self.register_buffer("pairs", torch.from_numpy(code_pairs()))
+
+    def forward(self, input_ids: Tensor, codes: Tensor, steps: Tensor) -> Tensor:
+        """Ids [1, 1] int32, codes uint8 [V, width / 2], steps float16 [V, blocks] -> [1, 1, width] float32."""
+        ids, blocks = input_ids.reshape(-1), steps.shape[1]
+        packed = torch.index_select(codes, 0, ids).reshape(-1).to(torch.int32)
+        levels = torch.index_select(self.pairs, 0, packed).reshape(blocks, -1)
+        picked = torch.index_select(steps, 0, ids).to(torch.float32).reshape(blocks, 1)
+        return (levels * picked).reshape(1, 1, -1)
+
+
+class Table(nn.Module):
+    """A stored table and how its rows are gathered: only the asked row is ever expanded."""
+
+    def __init__(self, gather: nn.Module, rows: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.gather = gather
         self.register_buffer("rows", rows)
         self.register_buffer("scale", scale)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """[1, 1] int32 -> [1, 1, width] float32."""
-        return gather_rows(self.rows, self.scale, input_ids)
+        return self.gather(input_ids, self.rows, self.scale)
+
+
+class RowTable(Table):
+    """A table of int8 rows [V, width] with one scale float32 [V] per row."""
+
+    def __init__(self, rows: Tensor, scale: Tensor) -> None:
+        super().__init__(GatherRows(), rows, scale)
+
+
+class Int4Table(Table):
+    """A table of packed 4-bit codes uint8 [V, width / 2] with one step float16 [V, blocks] per block."""
+
+    def __init__(self, codes: Tensor, steps: Tensor) -> None:
+        super().__init__(GatherInt4(), codes, steps)
 
 
 class GatherEmbeds(nn.Module):
     """Function `gather_embeds`: input_ids [1, 1] -> inputs_embeds [1, 1, hidden], scaled by sqrt(hidden)."""
 
-    def __init__(self, table: RowTable, scale: float, dtype: torch.dtype) -> None:
+    def __init__(self, table: Table, scale: float, dtype: torch.dtype) -> None:
         super().__init__()
         self.table, self.scale, self.dtype = table, scale, dtype
 
@@ -70,7 +109,7 @@ class PerLayerMix(nn.Module):
 class GatherPerLayer(nn.Module):
     """Function `gather_per_layer`: ids and embeddings -> per_layer_inputs [1, 1, layers, ple_dim]."""
 
-    def __init__(self, table: RowTable, mix: PerLayerMix, token_scale: float, dtype: torch.dtype) -> None:
+    def __init__(self, table: Table, mix: PerLayerMix, token_scale: float, dtype: torch.dtype) -> None:
         super().__init__()
         self.table, self.mix, self.token_scale, self.dtype = table, mix, token_scale, dtype
 

@@ -147,3 +147,46 @@ class Ring(nn.Module):
         """How many columns after that of `position` each column is, going around: [W] int32 in 0..W-1."""
         start = self.column_of(position)
         return torch.where(self.numbers < start, self.second_round, self.numbers) - start
+
+
+class LongColumn(nn.Module):
+    """The column of one position where both layer types have one for each of `positions`; all is static."""
+
+    def __init__(self, window: int, positions: int) -> None:
+        super().__init__()
+        self.window = window
+        # A buffer, as in `Ring`.
+        self.register_buffer("numbers", torch.arange(positions, dtype=torch.int32))
+
+    def seen(self, position: Tensor) -> dict[str, Tensor]:
+        """Layer type -> which columns the position [1] sees, its own among them: bool [1, columns]."""
+        full = (self.numbers <= position)[None]
+        return {SLIDING: full & (position - self.numbers < self.window)[None], FULL: full}
+
+    def columns(self, position: Tensor) -> dict[str, Columns]:
+        """Layer type -> the column of the position [1]."""
+        return dict.fromkeys((SLIDING, FULL), chosen_column(position, self.numbers))
+
+
+class RingColumn(nn.Module):
+    """As `LongColumn`, but the sliding layers have rings of the window's size."""
+
+    def __init__(self, window: int, positions: int) -> None:
+        super().__init__()
+        self.ring = Ring(window, positions)
+        # A buffer, as in `Ring`.
+        self.register_buffer("numbers", torch.arange(positions, dtype=torch.int32))
+
+    def seen(self, position: Tensor) -> dict[str, Tensor]:
+        """Layer type -> which columns the position [1] sees, its own among them: bool [1, columns].
+
+        Column r of a ring holds a position of the window as soon as position r has come: no remainder needed.
+        """
+        return {SLIDING: (self.ring.numbers <= position)[None], FULL: (self.numbers <= position)[None]}
+
+    def columns(self, position: Tensor) -> dict[str, Columns]:
+        """Layer type -> the column of the position [1]."""
+        return {
+            SLIDING: chosen_column(self.ring.column_of(position), self.ring.numbers),
+            FULL: chosen_column(position, self.numbers),
+        }

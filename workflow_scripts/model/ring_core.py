@@ -10,7 +10,10 @@ from workflow_scripts.model.kv_state import Ring, StateCaches, block_columns
 
 
 class RingCore(nn.Module):
-    """Inputs, states and output in the order of its signature; `positions` is the largest number of positions."""
+    """Function `main`; inputs, states and output in the order of its signature.
+
+    `positions` is the largest number of positions.
+    """
 
     def __init__(self, decoder: Decoder, positions: int) -> None:
         super().__init__()

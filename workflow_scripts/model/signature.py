@@ -205,12 +205,15 @@ _TRACED_POSITIONS = 65  # of the published export
 _TRACED_QUERIES, _TRACED_OFFSET = 16, 8  # likewise
 
 
-def decode(config: TextConfig, context: int, compute: str, *, cache_minimum: int) -> dict[str, FunctionSpec]:
+def decode(
+    config: TextConfig, context: int, compute: str, *, cache_minimum: int, tables: str = "int8"
+) -> dict[str, FunctionSpec]:
     """One token id and its row of the per-layer table (times the root of the row's size) -> logits.
 
     `position_ids` counts from 0 to the current position: its length says where the cache is written. Slots are
     unified: the sliding layers', then the full layers'; each as wide as the widest head. The caches' length is the
-    host's choice, from `cache_minimum` to `context` (UserError where this is no range).
+    host's choice, from `cache_minimum` to `context` (UserError where this is no range). A row is the same in every
+    layout of the `tables`.
     """
     dtype = COMPUTE_DTYPES[compute]
     tokens = (1, 1, config.num_hidden_layers, config.hidden_size_per_layer_input)
@@ -220,16 +223,16 @@ def decode(config: TextConfig, context: int, compute: str, *, cache_minimum: int
 
 
 def decode_tbl(
-    config: TextConfig, context: int, compute: str, *, cache_minimum: int
+    config: TextConfig, context: int, compute: str, *, cache_minimum: int, tables: str = "int8"
 ) -> dict[str, FunctionSpec]:
-    """As `decode`, but the whole per-layer table is an input that never changes."""
+    """As `decode`, but the whole per-layer table, in the layout `tables`, is an input that never changes."""
     length = _caches_length(config, context, cache_minimum)
-    inputs = _decode_inputs(length) | _table_inputs(config)
+    inputs = _decode_inputs(length) | _table_inputs(config, tables)
     return {"main": _unified(config, inputs, COMPUTE_DTYPES[compute], length)}
 
 
 def decode_ring(
-    config: TextConfig, context: int, compute: str, *, capacities: Sequence[int]
+    config: TextConfig, context: int, compute: str, *, capacities: Sequence[int], tables: str = "int8"
 ) -> dict[str, FunctionSpec]:
     """As `decode_tbl`, all static: one function `decode_N` per capacity N of the full layers' caches.
 
@@ -243,7 +246,7 @@ def decode_ring(
             f"capacities are {list(capacities)}: they must ascend, and end with the context {context}"
         )
     dtype = COMPUTE_DTYPES[compute]
-    inputs = {"input_ids": _TOKEN, "position_ids": _TOKEN} | _table_inputs(config)
+    inputs = {"input_ids": _TOKEN, "position_ids": _TOKEN} | _table_inputs(config, tables)
     outputs = {"logits": TensorSpec(dtype, (1, 1, config.vocab_size))}
     return {
         f"decode_{capacity}": FunctionSpec(inputs, outputs, _ring_states(config, dtype, capacity))
@@ -254,10 +257,16 @@ def decode_ring(
 def stateful_core(
     config: TextConfig, context: int, compute: str, *, cache_minimum: int
 ) -> dict[str, FunctionSpec]:
-    """S positions per call, caches of both layer types in four states; `position_ids` counts from 0 to the last."""
+    """S positions per call, caches of both layer types in four states; `position_ids` counts from 0 to the last.
+
+    Function `step` is the static twin of `main`: one position, `position_ids` [1, 1] names it, and the caches have
+    `context` columns. A conversation whose caches have as many can be handed from one to the other and back.
+    """
     dtype, length = COMPUTE_DTYPES[compute], _caches_length(config, context, cache_minimum)
-    states = _states(config, dtype, SLIDING, length) | _states(config, dtype, FULL, length)
-    return {"main": _stateful(config, dtype, length, context - 2, states)}
+    return {
+        "main": _stateful(config, dtype, length, context - 2, _long_states(config, dtype, length)),
+        "step": _step(config, dtype, _long_states(config, dtype, context)),
+    }
 
 
 def ring_core(
@@ -266,7 +275,10 @@ def ring_core(
     """As `stateful_core`, but the sliding caches are rings of the window's size; S is at most the window."""
     dtype, length = COMPUTE_DTYPES[compute], _caches_length(config, context, cache_minimum)
     block = min(config.sliding_window, context - 2)
-    return {"main": _stateful(config, dtype, length, block, _ring_states(config, dtype, length))}
+    return {
+        "main": _stateful(config, dtype, length, block, _ring_states(config, dtype, length)),
+        "step": _step(config, dtype, _ring_states(config, dtype, context)),
+    }
 
 
 def blend_core(config: TextConfig, context: int, compute: str) -> dict[str, FunctionSpec]:
@@ -285,8 +297,7 @@ def blend_core(config: TextConfig, context: int, compute: str) -> dict[str, Func
         "causal_mask_sliding": row,
     }
     outputs = {"hidden": TensorSpec(dtype, (1, 1, config.hidden_size))}
-    states = _states(config, dtype, SLIDING, context) | _states(config, dtype, FULL, context)
-    return {"main": FunctionSpec(inputs, outputs, states)}
+    return {"main": FunctionSpec(inputs, outputs, _long_states(config, dtype, context))}
 
 
 def _check_context(config: TextConfig, context: int) -> None:
@@ -313,12 +324,25 @@ def _decode_inputs(caches: Length) -> dict[str, TensorSpec]:
     return {"input_ids": _TOKEN, "position_ids": TensorSpec("int32", (1, positions))}
 
 
-def _table_inputs(config: TextConfig) -> dict[str, TensorSpec]:
+def _table_inputs(config: TextConfig, tables: str) -> dict[str, TensorSpec]:
+    """Inputs for the whole per-layer table: int8 rows with a scale each, or 4-bit codes with a step per block of 32.
+
+    Raises UserError for a layout that does not exist.
+    """
     rows, width = (
         config.vocab_size_per_layer_input,
         config.num_hidden_layers * config.hidden_size_per_layer_input,
     )
-    return {"ple_table": TensorSpec("int8", (rows, width)), "ple_scale": TensorSpec("float32", (rows,))}
+    layouts = {
+        "int8": {"ple_table": TensorSpec("int8", (rows, width)), "ple_scale": TensorSpec("float32", (rows,))},
+        "int4-b32": {
+            "ple_table": TensorSpec("uint8", (rows, width // 2)),  # two codes in a byte
+            "ple_step": TensorSpec("float16", (rows, width // 32)),
+        },
+    }
+    if tables not in layouts:
+        raise UserError(f"there is no layout `{tables}` of raw tables: it is one of {', '.join(layouts)}")
+    return layouts[tables]
 
 
 def _unified(config: TextConfig, inputs: dict[str, TensorSpec], dtype: str, length: Length) -> FunctionSpec:
@@ -342,12 +366,22 @@ def _stateful(
     return FunctionSpec(inputs, outputs, states)
 
 
+def _step(config: TextConfig, dtype: str, states: dict[str, TensorSpec]) -> FunctionSpec:
+    """The core of one position, all static."""
+    inputs = {**_embedded(config, dtype, 1), "position_ids": _TOKEN}
+    return FunctionSpec(inputs, {"hidden": TensorSpec(dtype, (1, 1, config.hidden_size))}, states)
+
+
 def _embedded(config: TextConfig, dtype: str, length: int | Length) -> dict[str, TensorSpec]:
     per_layer = (1, length, config.num_hidden_layers, config.hidden_size_per_layer_input)
     return {
         "inputs_embeds": TensorSpec(dtype, (1, length, config.hidden_size)),
         "per_layer_inputs": TensorSpec(dtype, per_layer),
     }
+
+
+def _long_states(config: TextConfig, dtype: str, length: int | Length) -> dict[str, TensorSpec]:
+    return _states(config, dtype, SLIDING, length) | _states(config, dtype, FULL, length)
 
 
 def _ring_states(config: TextConfig, dtype: str, length: int | Length) -> dict[str, TensorSpec]:

@@ -10,7 +10,7 @@ from workflow_scripts.model.kv_state import StateCaches, block_columns
 
 
 class StatefulCore(nn.Module):
-    """Inputs, states and output in the order of its signature."""
+    """Function `main`; inputs, states and output in the order of its signature."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()

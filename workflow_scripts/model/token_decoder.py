@@ -5,21 +5,24 @@ from torch import Tensor, nn
 
 from workflow_scripts.errors import UserError
 from workflow_scripts.model.decoder import Decoder
-from workflow_scripts.model.frontend import GatherEmbeds, PerLayerMix, RowTable, gather_rows
+from workflow_scripts.model.frontend import GatherEmbeds, Int4Table, PerLayerMix, RowTable, Table
 from workflow_scripts.model.heads import LogitsHead
 from workflow_scripts.model.kv_state import StateCaches, UnifiedCaches
 from workflow_scripts.model.linear import DenseLinear, LinearFactory
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.norm import RMSNorm, as_dtype
 from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.tables.dump import Tables
+from workflow_scripts.tables.int4 import Int4Tables
 from workflow_scripts.tables.raw import RawTables
 
 
 class TokenDecoder(nn.Module):
     """Embedding, decoder and head of one token; the caches are the caller's matter.
 
-    The embedding is int8 rows with one scale per row, the very ones of the front end: an int4 gather has no lowering,
-    so the head's own codes cannot serve, and float16 rows (published) are twice as large.
+    The embedding is that of the raw tables, in their layout: an int4 gather has no lowering, so the head's own codes
+    cannot serve, and float16 rows (published) are twice as large as int8 ones. A whole per-layer table that comes as
+    input is in the same layout.
     """
 
     def __init__(
@@ -30,8 +33,11 @@ class TokenDecoder(nn.Module):
         self.token_scale = token_scale
 
     def token_part(self, input_ids: Tensor, ple_table: Tensor, ple_scale: Tensor) -> Tensor:
-        """The token's own part of the per-layer inputs, from the whole table, as `decode` takes it."""
-        rows = gather_rows(ple_table, ple_scale, input_ids) * self.token_scale
+        """The token's own part of the per-layer inputs, from the whole table, as `decode` takes it.
+
+        `ple_scale` is the table's scales per row, or steps per block.
+        """
+        rows = self.embeds.table.gather(input_ids, ple_table, ple_scale) * self.token_scale
         return as_dtype(rows, self.decoder.dtype).reshape(1, 1, self.mix.layers, -1)
 
     def forward(
@@ -51,25 +57,20 @@ class TokenDecoder(nn.Module):
 
 
 def token_decoder(
-    weights: Weights, tables: RawTables, linear: LinearFactory, dtype: torch.dtype
+    weights: Weights, tables: Tables, linear: LinearFactory, dtype: torch.dtype
 ) -> TokenDecoder:
     """The model of one token, its head untied from the embedding: `linear` makes it, as it makes every layer.
 
     The context projection is in the compute type `dtype`: a bfloat16 checkpoint's numbers keep all their digits in
-    float16. Raises UserError where weights and tables are of models of other sizes.
+    float16. Raises UserError where weights and tables are of two checkpoints.
     """
-    config, meta = weights.config, tables.meta
-    sizes = (config.vocab_size, config.hidden_size, config.num_hidden_layers)
-    if sizes != (meta.vocab_size, meta.hidden_size, meta.layers):
+    meta = tables.meta
+    if weights.checkpoint_digest != meta.checkpoint:
         raise UserError(
-            f"the weights are of a model with vocabulary, hidden size and layers {sizes}, the tables of one with "
-            f"{(meta.vocab_size, meta.hidden_size, meta.layers)}: build both from one checkpoint"
+            f"the weights are of checkpoint {weights.checkpoint_digest[:12]}, the tables of {meta.checkpoint[:12]}: "
+            "build both from one checkpoint"
         )
-    embeds = GatherEmbeds(
-        RowTable(torch.from_numpy(tables.embed_rows), torch.from_numpy(tables.embed_scale)),
-        meta.embed_scale_main,
-        torch.float32,
-    )
+    embeds = GatherEmbeds(_embedding(tables), meta.embed_scale_main, torch.float32)
     mix = PerLayerMix(
         DenseLinear(torch.from_numpy(tables.projection).to(dtype)),
         RMSNorm(torch.from_numpy(tables.projection_norm), meta.rms_eps),
@@ -78,5 +79,14 @@ def token_decoder(
         input_scale=meta.input_scale,
         dtype=dtype,
     )
-    head = LogitsHead(linear(HEAD_WEIGHT), config.final_logit_softcapping, dtype)
+    head = LogitsHead(linear(HEAD_WEIGHT), weights.config.final_logit_softcapping, dtype)
     return TokenDecoder(embeds, mix, Decoder(weights, linear, dtype), head, meta.embed_scale_pl)
+
+
+def _embedding(tables: Tables) -> Table:
+    match tables:
+        case RawTables():
+            return RowTable(torch.from_numpy(tables.embed_rows), torch.from_numpy(tables.embed_scale))
+        case Int4Tables():
+            return Int4Table(torch.from_numpy(tables.embed_codes), torch.from_numpy(tables.embed_steps))
+    raise TypeError(f"no embedding is known for {type(tables).__name__}")

@@ -93,8 +93,8 @@ def _off_the_grid(place: str, block: np.ndarray) -> UserError:
     level, deviation = _best_fit(block)
     return UserError(
         f"{place} is off the 4-bit grid: at best, with its peak at level {level}, a weight is {deviation:.3f} of a "
-        f"step off its level. The checkpoint is not from quantization-aware training in blocks of {len(block)}; use "
-        "recipe int4-linear-b32"
+        f"step off its level. The checkpoint is not from quantization-aware training in blocks of {len(block)}: use "
+        "recipe int4-linear-b32, and tables of form raw_tables"
     )
 
 

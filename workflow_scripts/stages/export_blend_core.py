@@ -14,5 +14,5 @@ def run(job: Job) -> None:
     """Fill `job.out` with the bundle."""
     weights = Weights.open(job.inputs["weights"])
     compute, context = job.params["compute"], job.params["context"]
-    spec = blend_core(weights.config, context, compute)["main"]
-    save_core(weights, "blend_core", compute, spec, BlendCore, job.out)
+    specs = blend_core(weights.config, context, compute)
+    save_core(weights, "blend_core", compute, specs, {"main": BlendCore}, job.out)

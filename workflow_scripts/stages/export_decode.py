@@ -1,5 +1,6 @@
 """Stage: weights and raw tables -> bundle of graph form `decode` (the per-layer table's row is an input).
 
+The tables may have either layout.
 Params: compute `fp32`|`fp16`, context (columns of the caches at most), cache_minimum (at least).
 """
 
@@ -16,8 +17,8 @@ def run(job: Job) -> None:
     """Fill `job.out` with the bundle."""
     compute, context, minimum = (job.params[name] for name in ("compute", "context", "cache_minimum"))
 
-    def functions(model: TokenDecoder, config: TextConfig) -> list[Function]:
-        spec = decode(config, context, compute, cache_minimum=minimum)["main"]
+    def functions(model: TokenDecoder, config: TextConfig, tables: str) -> list[Function]:
+        spec = decode(config, context, compute, cache_minimum=minimum, tables=tables)["main"]
         return [Function("main", Decode(model), spec)]
 
     save_decode(job.inputs, "decode", compute, functions, job.out)

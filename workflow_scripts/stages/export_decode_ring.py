@@ -1,5 +1,6 @@
 """Stage: weights and raw tables -> bundle of graph form `decode_ring` (static; one function per capacity).
 
+The tables may have either layout.
 Params: compute `fp32`|`fp16`, context (the largest capacity), capacities (columns of the full caches, ascending).
 """
 
@@ -16,8 +17,8 @@ def run(job: Job) -> None:
     """Fill `job.out` with the bundle."""
     compute, context, capacities = (job.params[name] for name in ("compute", "context", "capacities"))
 
-    def functions(model: TokenDecoder, config: TextConfig) -> list[Function]:
-        specs = decode_ring(config, context, compute, capacities=capacities)
+    def functions(model: TokenDecoder, config: TextConfig, tables: str) -> list[Function]:
+        specs = decode_ring(config, context, compute, capacities=capacities, tables=tables)
         return [
             Function(name, DecodeRing(model, capacity), spec)
             for capacity, (name, spec) in zip(capacities, specs.items(), strict=True)

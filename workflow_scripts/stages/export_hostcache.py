@@ -14,5 +14,5 @@ def run(job: Job) -> None:
     """Fill `job.out` with the bundle."""
     weights = Weights.open(job.inputs["weights"])
     compute, context = job.params["compute"], job.params["context"]
-    spec = hostcache_core(weights.config, context, compute)["main"]
-    save_core(weights, "hostcache_core", compute, spec, HostCacheCore, job.out)
+    specs = hostcache_core(weights.config, context, compute)
+    save_core(weights, "hostcache_core", compute, specs, {"main": HostCacheCore}, job.out)
