@@ -55,7 +55,7 @@ def structure_of(bundle, config, weights, form="head_argmax", compute="fp16"):
         "checkpoint": weights.checkpoint_digest,
     }
     constants = stored_weights.bundle_constants("head_argmax", weights, compute)
-    gate_structure(verdict, bundle, Claim(signature(form, config, 64, compute), said, constants))
+    gate_structure(verdict, bundle, Claim(signature(form, config, 64, compute), said, *constants))
     return failures(verdict)
 
 
@@ -80,6 +80,7 @@ def test_weights_in_another_width_are_found(head, config, tiny_weights):
     found = structure_of(head, config, Weights.open(tiny_weights["fp16"]))
     assert "1 weights stored as the recipe says" in found
     assert "bytes of constants against prediction" in found
+    assert "head: bits per weight" in found
 
 
 def test_another_interface_is_found(head, config, weights):

@@ -176,7 +176,7 @@ def test_a_folder_without_a_plan_fails_the_gates_over_folders(oracle, tmp_path):
 def claim_of(weights):
     said = {"form": "head_argmax", "compute": "fp16", "recipe": INT8, "checkpoint": weights.checkpoint_digest}
     constants = stored_weights.bundle_constants("head_argmax", weights, "fp16")
-    return structure.Claim(signature("head_argmax", weights.config, CONTEXT, "fp16"), said, constants)
+    return structure.Claim(signature("head_argmax", weights.config, CONTEXT, "fp16"), said, *constants)
 
 
 @pytest.mark.parametrize(
@@ -733,6 +733,7 @@ def folder(run_stage, tiny_checkpoint, frontends, core, head):
         tables=[],
         tables_in=None,
         chunks=None,
+        language=None,
         tokenizer=True,
         context=CONTEXT,
     )

@@ -1,4 +1,9 @@
-"""Forms `stateful_core`, `ring_core` and `blend_core`: cores whose K/V are states, in torch and in the runtime."""
+"""Forms `stateful_core`, `ring_core` and `blend_core`: cores whose K/V are states, in torch.
+
+Their bundles in the runtime are judged by the gates, see `test_gate_states.py`.
+"""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +13,6 @@ from state_models import (
     CONTEXT,
     POSITIONS,
     TorchProgram,
-    described,
-    export,
     model,
     small_artifacts,
 )
@@ -17,36 +20,33 @@ from state_models import (
 from workflow_scripts.coreai.bytecode import read_constants
 from workflow_scripts.coreai.convert import Function, save_bundle
 from workflow_scripts.coreai.decode_host import BlendHost, CoreHost
-from workflow_scripts.coreai.runtime import open_bundle
 from workflow_scripts.errors import UserError
 from workflow_scripts.gates.bounds import FP32_LOGITS
+from workflow_scripts.gates.state_constants import state_core_constants
 from workflow_scripts.gates.structure import content_name
 from workflow_scripts.model.blend_core import BlendCore
+from workflow_scripts.model.core_step import CoreStep
 from workflow_scripts.model.decoder import Decoder
-from workflow_scripts.model.kv_state import Ring, chosen_column
+from workflow_scripts.model.kv_state import LongColumn, Ring, RingColumn, chosen_column
 from workflow_scripts.model.linear import eager_linears
 from workflow_scripts.model.ring_core import RingCore
 from workflow_scripts.model.signature import FunctionSpec, TensorSpec, signature
 from workflow_scripts.model.stateful_core import StatefulCore
 from workflow_scripts.quantize.weights import Weights
-from workflow_scripts.stages import export_blend_core, export_ring_core, export_stateful_core
 from workflow_scripts.tables.raw import RawTables
 
 FORMS = ("stateful_core", "ring_core", "blend_core")
-STAGES = {
-    "stateful_core": export_stateful_core,
-    "ring_core": export_ring_core,
-    "blend_core": export_blend_core,
-}
 ONE_BY_ONE = (1,) * POSITIONS
 # A ring takes blocks of at most its window, 8; these also wrap in the middle of a block, and fill it exactly.
 BLOCKS = (5, 8, 1, 7, 8, 8, 1, 1, 2, 6, 5, 8)
+STEPS = (0,) * POSITIONS
+# From one function to the other and back, in the middle of a window and at its end.
+HANDED = (5, *[0] * 6, 8, 1, 0, 0, 2, *[0] * 8, 4, *[0] * 22, 2)
 SPLITS = {
-    "stateful_core": [ONE_BY_ONE, BLOCKS, (30, 20, 10), (POSITIONS,)],
-    "ring_core": [ONE_BY_ONE, BLOCKS],
+    "stateful_core": [ONE_BY_ONE, BLOCKS, (30, 20, 10), (POSITIONS,), STEPS, HANDED],
+    "ring_core": [ONE_BY_ONE, BLOCKS, STEPS, HANDED],
     "blend_core": [ONE_BY_ONE],
 }
-IN_THE_RUNTIME = {"stateful_core": BLOCKS, "ring_core": BLOCKS, "blend_core": ONE_BY_ONE}
 CASES = [(form, blocks) for form in FORMS for blocks in SPLITS[form]]
 
 
@@ -59,20 +59,31 @@ def host(form, program, config):
 
 
 def run(conversation, given, blocks):
-    """Logits of every position, fed in blocks."""
+    """Logits of every position, fed in blocks; 0 stands for one position by the function `step`."""
     rows, start = [], 0
     for length in blocks:
-        here = slice(start, start + length)
-        rows.append(conversation.run(given.embeds[here], given.per_layer[here]))
-        start += length
+        here = slice(start, start + (length or 1))
+        feed = conversation.run if length else conversation.step
+        rows.append(feed(given.embeds[here], given.per_layer[here]))
+        start = here.stop
     return given.head(np.concatenate(rows))
 
 
 def torch_program(form, weights):
     decoder = Decoder(weights, eager_linears(weights), torch.float32).eval()
-    modules = {"stateful_core": StatefulCore, "blend_core": BlendCore}
-    module = RingCore(decoder, CONTEXT) if form == "ring_core" else modules[form](decoder)
-    return TorchProgram({"main": module}, signature(form, weights.config, CONTEXT, "fp32", **options(form)))
+    sizes = weights.config.sliding_window, CONTEXT
+    modules = {
+        "stateful_core": lambda: {
+            "main": StatefulCore(decoder),
+            "step": CoreStep(decoder, LongColumn(*sizes)),
+        },
+        "ring_core": lambda: {
+            "main": RingCore(decoder, CONTEXT),
+            "step": CoreStep(decoder, RingColumn(*sizes)),
+        },
+        "blend_core": lambda: {"main": BlendCore(decoder)},
+    }[form]()
+    return TorchProgram(modules, signature(form, weights.config, CONTEXT, "fp32", **options(form)))
 
 
 @pytest.fixture(scope="module")
@@ -81,24 +92,9 @@ def embedded(tiny_weights, tiny_tables):
 
 
 @pytest.fixture(scope="module")
-def artifacts(tmp_path_factory):
-    return small_artifacts(tmp_path_factory.mktemp("small"), "int8-kmeans-g32")
-
-
-@pytest.fixture(scope="module")
-def small(artifacts):
-    """The small model; its reference has the palettes' values expanded, the bundles have the palettes."""
+def small(tmp_path_factory):
+    artifacts = small_artifacts(tmp_path_factory.mktemp("small"), "int8-kmeans-g32")
     return model(Weights.open(artifacts["weights"]), RawTables.open(artifacts["tables"]))
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def bundle(request, artifacts, tmp_path_factory):
-    """(form, bundle of the small model), as its stage writes it."""
-    form = request.param
-    out = tmp_path_factory.mktemp("bundles") / f"{form}.aimodel"
-    params = {"compute": "fp32", "context": CONTEXT, **options(form)}
-    export(STAGES[form], {"weights": artifacts["weights"]}, params, out)
-    return form, out
 
 
 @pytest.mark.parametrize(("form", "blocks"), CASES)
@@ -106,16 +102,6 @@ def test_any_blocks_equal_one_pass_of_the_reference(form, blocks, embedded):
     program = torch_program(form, embedded.weights)
     found = run(host(form, program, embedded.weights.config), embedded, blocks)
     assert np.abs(found - embedded.logits).max() <= FP32_LOGITS
-
-
-def test_the_runtime_computes_the_same(bundle, small):
-    """And the bundle has the signature that it was exported with."""
-    form, path = bundle
-    expected = signature(form, small.weights.config, CONTEXT, "fp32", **options(form))
-    with open_bundle(path) as program:
-        assert described(program.spec("main")) == described(expected["main"])
-        found = run(host(form, program, small.weights.config), small, IN_THE_RUNTIME[form])
-    assert np.abs(found - small.logits).max() <= FP32_LOGITS
 
 
 def test_a_ring_holds_the_last_window_of_what_a_long_cache_holds(small):
@@ -143,8 +129,8 @@ def test_past_the_last_column_is_a_clear_error(form, small):
         conversation.run(small.embeds[:1], small.per_layer[:1])
 
 
-def test_no_constant_of_a_ring_escapes_content_naming(tmp_path):
-    """At the real window, whose constants are too large to stand in the program's text."""
+def test_no_constant_of_a_ring_escapes_content_naming(small, tmp_path):
+    """At the real window, whose constants are too large to stand in the program's text; a gate expects just these."""
 
     class Write(torch.nn.Module):
         def __init__(self):
@@ -169,3 +155,6 @@ def test_no_constant_of_a_ring_escapes_content_naming(tmp_path):
     assert len(constants) == 3  # the columns of the positions, and the columns' numbers of two rounds
     for constant in constants:
         assert content_name(data[constant.offset : constant.offset + constant.size]) == constant.name
+    weights = replace(small.weights, config=replace(small.weights.config, sliding_window=512))
+    expected = state_core_constants("ring_core", weights, 700, "fp32").constants
+    assert {constant.name for constant in constants} <= expected.keys()

@@ -17,6 +17,11 @@ float16 rounding up to K = 12288. A kernel of an MLP then rounds once, as do the
 the relative error u and at most the variance u^2/3. A head's partial maxima are not rounded at all. Their partial
 sums have whatever sign hidden state and embedding give them, but none can exceed |h| |e| = sqrt(K) rms(h) |e|; K
 additions that each round one of that size by the variance of 2^-24 leave 2^-24 * K / sqrt(3), times rms(h) |e|.
+
+A token decoder in float16 makes its per-layer inputs and its logits itself. A per-layer input comes from one more sum
+of hidden_size products, and four roundings: of embedding, projection, token part and result; each layer multiplies
+its gate by it. The head is a sum of hidden_size products of the rounded hidden state, and rounded itself. A logit lies
+within the softcap, so that its own rounding moves it by u times the softcap at most.
 """
 
 from collections.abc import Iterable
@@ -53,6 +58,16 @@ def metal_core_error(config: TextConfig, context: int) -> float:
     roundings = [FP16_ROUNDOFF / 3**0.5] * MLP_ROUNDINGS * config.num_hidden_layers
     lengths = _lengths_beside_mlp(config, context)
     return _in_quadrature([*roundings, *(accumulator_error(length) for length in lengths)])
+
+
+def decode_error(config: TextConfig, context: int) -> float:
+    """Relative error of a float16 token decoder's scores before the softcap, see the module."""
+    product = accumulator_error(config.hidden_size)
+    rounding = FP16_ROUNDOFF / 3**0.5
+    per_layer_input = _in_quadrature([product, *[rounding] * 4])
+    head = [product, rounding, rounding]
+    errors = [core_error(config, context), *[per_layer_input] * config.num_hidden_layers, *head]
+    return _in_quadrature(errors)
 
 
 def metal_score_error(terms: int) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from workflow_scripts.gates.stored_weights import Cast, Constant, Stored, by_content, matrix_constants
+from workflow_scripts.gates.stored_weights import Cast, Constant, Held, held, matrix_constants
 from workflow_scripts.model.ane_rows import BLOCK_ROWS, rows_of
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.rotary_table import rotary_table
@@ -16,23 +16,25 @@ from workflow_scripts.model.signature import COMPUTE_DTYPES
 from workflow_scripts.quantize.weights import Weights
 
 
-def chunk_constants(weights: Weights, layers: Sequence[int], context: int, compute: str) -> Stored:
+def chunk_constants(weights: Weights, layers: Sequence[int], context: int, compute: str) -> Held:
     """Constants of the chunk of layers [first, last)."""
-    return by_content(_chunk_tensors(weights, layers, context, np.dtype(COMPUTE_DTYPES[compute])))
+    constants = _chunk_tensors(weights, layers, context, np.dtype(COMPUTE_DTYPES[compute]))
+    return held(weights, constants, compute)
 
 
-def ane_head_constants(weights: Weights, compute: str) -> Stored:
+def ane_head_constants(weights: Weights, compute: str) -> Held:
     """Constants of a head."""
     matrix, rows = weights.linear(HEAD_WEIGHT), weights.config.vocab_size
     block = int(np.gcd(rows, BLOCK_ROWS))
     dtype = np.dtype(COMPUTE_DTYPES[compute])
-    return by_content(
+    constants = (
         entry
         for first in range(0, rows, block)
         for entry in matrix_constants(
             f"{HEAD_WEIGHT} from row {first} on", rows_of(matrix, first, first + block), dtype
         )
     )
+    return held(weights, constants, compute)
 
 
 def _chunk_tensors(

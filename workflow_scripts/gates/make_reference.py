@@ -11,13 +11,9 @@ import torch
 from torch import Tensor
 
 from workflow_scripts.checkpoint.reader import Checkpoint
-from workflow_scripts.files import write_json
 from workflow_scripts.gates.oracle import Oracle
-from workflow_scripts.model.decoder import Decoder, causal_masks
+from workflow_scripts.gates.recipe_model import RecipeModel, write_reference
 from workflow_scripts.model.front_end_reference import exact_front_end
-from workflow_scripts.model.heads import LogitsHead
-from workflow_scripts.model.linear import eager_linears
-from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.progress import track
 from workflow_scripts.quantize.weights import Weights
 
@@ -31,38 +27,26 @@ def build_reference(checkpoint: Checkpoint, weights: Weights, oracle: Oracle, ou
     which serves any cut into chunks: residual.I [n, hidden], what layer I - 1 gives; key.I and value.I [n, kv_heads,
     head_dim] of every layer I that owns K/V.
     """
-    linear = eager_linears(weights)
-    decoder = Decoder(weights, linear, torch.float32).eval()
-    head = LogitsHead(linear(HEAD_WEIGHT), weights.config.final_logit_softcapping, torch.float32)
+    model = RecipeModel.of(weights)
     arrays: dict[str, np.ndarray] = {}
     dialogues = oracle.with_numbers()
     for name in track([dialogue.name for dialogue in dialogues], "reference", len(dialogues)):
         ids = np.array(oracle.dialogues[name].fed_ids)
         embeds, per_layer = exact_front_end(checkpoint, ids)
-        rows = _run(decoder, embeds, per_layer)
-        rows |= {"embeds": embeds[0], "ple": per_layer[0], "logits": head(rows["hidden"])}
+        rows = _run(model, embeds, per_layer)
+        rows |= {"embeds": embeds[0], "ple": per_layer[0], "logits": model.head(rows["hidden"])}
         arrays |= {f"{name}.{kind}": value.numpy() for kind, value in rows.items()}
-    record = {
-        "format": 1,
-        "recipe": weights.recipe,
-        "checkpoint": checkpoint.digest,
-        "dialogues": [dialogue.name for dialogue in dialogues],
-    }
-    write_json(out / "reference.json", record)
-    with (out / "measured.npz").open("wb") as stream:
-        np.savez(stream, **arrays)
+    write_reference(out, dialogues, arrays, recipe=weights.recipe, checkpoint=checkpoint.digest)
 
 
-def _run(decoder: Decoder, embeds: Tensor, per_layer: Tensor) -> dict[str, Tensor]:
+def _run(model: RecipeModel, embeds: Tensor, per_layer: Tensor) -> dict[str, Tensor]:
     """The hidden rows, and what passes between the layers."""
     residuals: list[Tensor] = []
     hooks = [
         layer.register_forward_hook(lambda module, inputs, output: residuals.append(output[0]))
-        for layer in decoder.layers
+        for layer in model.decoder.layers
     ]
-    count = embeds.shape[1]
-    masks = causal_masks(decoder.config, count, torch.float32)
-    hidden, current = decoder(embeds, per_layer, torch.arange(count)[None], masks, {})
+    hidden, current = model.one_pass(embeds, per_layer)
     for hook in hooks:
         hook.remove()
     rows = {"hidden": hidden[0]} | {f"residual.{number}": row for number, row in enumerate(residuals, 1)}

@@ -13,12 +13,13 @@ from workflow_scripts.progress import track
 
 
 def describe(bundle: str) -> dict[str, np.ndarray]:
-    """Every tensor of the bundle's functions: `function/input|output/index/name/dtype` -> shape."""
+    """Every tensor of the functions: `function/input|output|state/index/name/dtype` -> shape, -1 being any length."""
     found = {}
     with open_bundle(Path(bundle)) as loaded:
         for function in loaded.functions:
             spec = loaded.spec(function)
-            for side, tensors in (("input", spec.inputs), ("output", spec.outputs)):
+            sides = (("input", spec.inputs), ("output", spec.outputs), ("state", spec.states))
+            for side, tensors in sides:
                 for index, (name, tensor) in enumerate(tensors.items()):
                     found[f"{function}/{side}/{index}/{name}/{tensor.dtype}"] = np.array(tensor.shape)
     return found

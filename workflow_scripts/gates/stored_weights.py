@@ -5,20 +5,28 @@ Constants under 256 elements and constants of one repeated value stand inside th
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Set
+import math
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.gates.blocks import row_blocks
-from workflow_scripts.gates.structure import named
+from workflow_scripts.gates.structure import Width, named
 from workflow_scripts.kernels.packing import WORD_BITS, pack
 from workflow_scripts.model.frequencies import inverse_frequencies
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import COMPUTE_DTYPES
 from workflow_scripts.quantize.kinds import matrix_kind
+from workflow_scripts.quantize.recipes import (
+    DenseEncoding,
+    Encoding,
+    LinearEncoding,
+    PaletteEncoding,
+    get_recipe,
+)
 from workflow_scripts.quantize.weights import Dense, Linear, Matrix, Palette, Weights
 from workflow_scripts.tables.raw import RawTables
 
@@ -32,10 +40,18 @@ Stored = dict[str, tuple[str, int]]
 """Content name -> (tensor, bytes)."""
 
 
-def bundle_constants(form: str, weights: Weights, compute: str) -> Stored:
+class Held(NamedTuple):
+    """What a bundle holds of weights, as `structure.Claim` takes it: all constants, and the width of each kind."""
+
+    constants: Stored
+    widths: dict[str, Width]
+
+
+def bundle_constants(form: str, weights: Weights, compute: str) -> Held:
     """Constants of a core, which are all matrices and vectors but the head, or of a head."""
     names = [name for name in weights.index if (name != HEAD_WEIGHT) == (form in CORES)]
-    return by_content(_tensors(weights, names, compute, _IN_KERNELS.get(form, frozenset())))
+    in_kernels = _IN_KERNELS.get(form, frozenset())
+    return held(weights, weight_constants(weights, names, compute, in_kernels), compute, in_kernels)
 
 
 def frontend_constants(tables: RawTables) -> Stored:
@@ -146,11 +162,12 @@ def content_name(constant: Constant) -> str:
     return named(digest.hexdigest())
 
 
-def _tensors(
-    weights: Weights, names: list[str], compute: str, in_kernels: Set[str]
+def weight_constants(
+    weights: Weights, names: Iterable[str], compute: str, in_kernels: Set[str] = frozenset()
 ) -> Iterator[tuple[str, Constant]]:
-    """Codes keep their width; codebooks, steps and dense values are in the compute type, vectors in float32.
+    """The constants of some tensors by label: the tensor's canonical name, and behind it perhaps a part's.
 
+    Codes keep their width; codebooks, steps and dense values are in the compute type, vectors in float32.
     The kinds of matrices in kernels are 32-bit words, and their codebooks are float16 in every compute type.
     """
     dtype = np.dtype(COMPUTE_DTYPES[compute])
@@ -186,3 +203,55 @@ def by_content(constants: Iterable[tuple[str, Constant]]) -> Stored:
         for name, constant in constants
         if not in_text(constant)
     }
+
+
+def held(
+    weights: Weights,
+    constants: Iterable[tuple[str, Constant]],
+    compute: str,
+    in_kernels: Set[str] = frozenset(),
+) -> Held:
+    """What a bundle holds of its constants by label, see `weight_constants`; other labels are of no matrix."""
+    stored: Stored = {}
+    parts: dict[str, list[tuple[str, str | None, int]]] = {}  # kind of matrix -> tensor, content name, bytes
+    for label, constant in constants:
+        name = None if in_text(constant) else content_name(constant)
+        if name is not None:
+            stored[name] = (label, constant.nbytes)
+        tensor = label.partition(" ")[0]
+        if weights.index.get(tensor, {"kind": "vector"})["kind"] != "vector":
+            parts.setdefault(matrix_kind(tensor), []).append((tensor, name, constant.nbytes))
+    value_bits = {kind: 16 if kind in in_kernels else _bits(COMPUTE_DTYPES[compute]) for kind in parts}
+    return Held(stored, {kind: _width(weights, parts[kind], value_bits[kind]) for kind in parts})
+
+
+def _width(weights: Weights, parts: list[tuple[str, str | None, int]], value_bits: int) -> Width:
+    recipe = get_recipe(weights.recipe)
+    shapes = {tensor: weights.index[tensor]["shape"] for tensor, _, _ in parts}
+    counts = {tensor: math.prod(shape) for tensor, shape in shapes.items()}
+    total = sum(
+        counts[tensor] * bits_per_weight(recipe.encoding(tensor), shape, value_bits)
+        for tensor, shape in shapes.items()
+    )
+    weights_in_all = sum(counts.values())
+    return Width(
+        total / weights_in_all,
+        weights_in_all,
+        tuple(name for _, name, _ in parts if name is not None),
+        sum(size for _, name, size in parts if name is None),
+    )
+
+
+def bits_per_weight(encoding: Encoding, shape: Sequence[int], value_bits: int) -> float:
+    """What an encoding spends on a weight of a matrix [N, K]; plain numbers, steps and entries have `value_bits`."""
+    match encoding:
+        case DenseEncoding():
+            return value_bits
+        case LinearEncoding():
+            return encoding.bits + value_bits / encoding.block_size
+        case PaletteEncoding():
+            return encoding.bits + value_bits * (1 << encoding.bits) / (encoding.group_size * shape[1])
+
+
+def _bits(dtype: str) -> int:
+    return 8 * np.dtype(dtype).itemsize

@@ -2,6 +2,9 @@
 
 Whole files, the published interface, exactly the stored weights of its recipe in exactly their width, the predicted
 size, names that are the same in every build, and no trace of the machine that built it.
+
+Two sizes are predicted: that of all constants from the weights at hand, and the bits per weight of each kind of matrix
+from the recipe alone. The second finds what a tool left out that skips a tensor, say a head that shares its parameter.
 """
 
 import hashlib
@@ -10,8 +13,8 @@ import mmap
 import os
 import re
 import sys
-from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from workflow_scripts.coreai.bytecode import Constant, read_constants
@@ -19,7 +22,7 @@ from workflow_scripts.coreai.isolated import isolated
 from workflow_scripts.errors import UserError
 from workflow_scripts.gates import runs
 from workflow_scripts.gates.verdict import Verdict
-from workflow_scripts.model.signature import FunctionSpec
+from workflow_scripts.model.signature import ANY_LENGTH, FunctionSpec
 
 _ROOT = Path(__file__).parents[2]
 _METADATA = "metadata.json"
@@ -41,17 +44,33 @@ def named(sha256: str) -> str:
 
 
 @dataclass(frozen=True)
+class Width:
+    """The matrices of a kind: bits per weight by the recipe, number of weights, and the constants that hold them.
+
+    `constants` has the content name of every stored part; `text_bytes` are those of parts in the program's text.
+    """
+
+    bits: float
+    weights: int
+    constants: Sequence[str]
+    text_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Claim:
     """What a bundle is said to be.
 
     `description` is what it says of itself; `weights` maps the content name of every weight to its tensor's name and
-    bytes; `known` holds the content names of constants that may be there beside them.
+    bytes, `widths` each kind of matrix to its width; `known` holds the content names of constants that may be there
+    beside them; `static` names the functions in which no dimension may change from call to call.
     """
 
     signature: dict[str, FunctionSpec]
     description: dict[str, str]
     weights: Mapping[str, tuple[str, int]]
+    widths: Mapping[str, Width] = field(default_factory=dict)
     known: Set[str] = frozenset()
+    static: Set[str] = frozenset()
 
 
 def gate_structure(verdict: Verdict, bundle: Path, claim: Claim) -> None:
@@ -67,7 +86,7 @@ def gate_structure(verdict: Verdict, bundle: Path, claim: Claim) -> None:
         _check_constants(verdict, data, constants, claim)
         check_traces(verdict, "main.mlirb", text_of(data, constants))
     check_traces(verdict, _METADATA, (bundle / _METADATA).read_bytes())
-    _check_signature(verdict, bundle, claim.signature)
+    _check_interface(verdict, bundle, claim)
 
 
 def _check_metadata(verdict: Verdict, path: Path, description: dict[str, str]) -> None:
@@ -95,16 +114,27 @@ def _check_constants(verdict: Verdict, data: mmap.mmap, constants: list[Constant
     missing = [tensor for name, (tensor, _) in claim.weights.items() if name not in stored]
     found = "all" if not missing else f"{len(missing)} missing, first {missing[0]}"
     verdict.check(f"{len(claim.weights)} weights stored as the recipe says", not missing, "all", found)
-    strange = [
-        f"{name} ({size} bytes)"
-        for name, size in stored.items()
-        if name not in claim.weights.keys() | claim.known
-    ]
-    found = "none" if not strange else f"{len(strange)}: {', '.join(strange[:5])}"
+    strange = {name: size for name, size in stored.items() if name not in claim.weights.keys() | claim.known}
+    first = ", ".join(f"{name} ({size} bytes)" for name, size in [*strange.items()][:5])
+    found = f"{len(strange)}: {first}" if strange else "none"
     verdict.check("constants beside the weights", not strange, "none", found)
     predicted = sum(size for _, size in claim.weights.values())
     excess = abs(sum(stored.values()) / predicted - 1) if predicted else float(bool(stored))
     verdict.at_most("bytes of constants against prediction", excess, _SIZE_TOLERANCE)
+    for kind, width in claim.widths.items():
+        _check_width(verdict, kind, width, stored, unclaimed=sum(strange.values()))
+
+
+def _check_width(
+    verdict: Verdict, kind: str, width: Width, stored: Mapping[str, int], unclaimed: int
+) -> None:
+    """`unclaimed` bytes are of constants that nobody knows: they count where a part is missing that they may hold."""
+    size = width.text_bytes + sum(stored.get(name, 0) for name in width.constants)
+    if any(name not in stored for name in width.constants):
+        size += unclaimed
+    found = 8 * size / width.weights
+    passed = abs(found / width.bits - 1) <= _SIZE_TOLERANCE
+    verdict.check(f"{kind}: bits per weight", passed, f"{width.bits:.4f} within 2%", f"{found:.4f}")
 
 
 def text_of(data: mmap.mmap, constants: list[Constant]) -> bytes:
@@ -139,15 +169,27 @@ def _own_places() -> list[str]:
     return [place for place in places if len(place) > 4]
 
 
-def _check_signature(verdict: Verdict, bundle: Path, signature: dict[str, FunctionSpec]) -> None:
-    expected = {
-        f"{function}/{side}/{index}/{name}/{tensor.dtype}": tensor.shape
-        for function, spec in signature.items()
-        for side, tensors in (("input", spec.inputs), ("output", spec.outputs))
-        for index, (name, tensor) in enumerate(tensors.items())
-    }
+def _check_interface(verdict: Verdict, bundle: Path, claim: Claim) -> None:
     described = isolated(runs.describe, bundle=str(bundle))
     found = {key: tuple(shape.tolist()) for key, shape in described.items()}
+    for function in sorted(claim.static):
+        tensors = {key: shape for key, shape in found.items() if key.startswith(f"{function}/")}
+        moving = [f"{key} {shape}" for key, shape in tensors.items() if ANY_LENGTH in shape]
+        text = "none" if tensors else "no such function"
+        name = f"{function}: no input, state or output has a dynamic dimension"
+        verdict.check(name, bool(tensors) and not moving, "none", moving[0] if moving else text)
+    _check_signature(verdict, found, claim.signature)
+
+
+def _check_signature(
+    verdict: Verdict, found: Mapping[str, tuple[int, ...]], signature: Mapping[str, FunctionSpec]
+) -> None:
+    expected = {
+        f"{function}/{side}/{index}/{name}/{tensor.dtype}": tensor.described()
+        for function, spec in signature.items()
+        for side, tensors in (("input", spec.inputs), ("output", spec.outputs), ("state", spec.states))
+        for index, (name, tensor) in enumerate(tensors.items())
+    }
     for key in sorted(expected.keys() | found.keys()):
         want, have = expected.get(key), found.get(key)
         if want != have:

@@ -30,7 +30,7 @@ def _claim(job: Job) -> Claim:
         constants = stored_weights.frontend_constants(RawTables.open(job.inputs["tables"]))
         return Claim(interface, said | {"tables": "int8"}, constants)
     weights = Weights.open(job.inputs["weights"])
-    constants = stored_weights.bundle_constants(form, weights, compute)
+    held = stored_weights.bundle_constants(form, weights, compute)
     is_core = form in stored_weights.CORES
     known = stored_weights.rotary_constants(checkpoint.config) if is_core else frozenset()
-    return Claim(interface, said | {"recipe": weights.recipe}, constants, known)
+    return Claim(interface, said | {"recipe": weights.recipe}, *held, known)

@@ -26,8 +26,8 @@ def _claim(job: Job) -> Claim:
     said = {"form": form, "compute": compute, "checkpoint": checkpoint.digest, "recipe": weights.recipe}
     if form == "ane_head":
         interface = signature(form, checkpoint.config, context, compute)
-        return Claim(interface, said, ane_head_constants(weights, compute))
+        return Claim(interface, said, *ane_head_constants(weights, compute))
     first, last = job.params["layers"]
     interface = signature(form, checkpoint.config, context, compute, layers=(first, last))
     said |= {"layers": f"[{first}, {last})"}
-    return Claim(interface, said, chunk_constants(weights, (first, last), context, compute))
+    return Claim(interface, said, *chunk_constants(weights, (first, last), context, compute))
