@@ -1,11 +1,16 @@
 """The host loop's own arithmetic: embeddings from raw tables, and the token that each kind of head chooses."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 from workflow_scripts.configuration.data import DRIVERS
+from workflow_scripts.errors import UserError
+from workflow_scripts.files import write_json
 from workflow_scripts.release import driver
 from workflow_scripts.release.driver import TablesFrontEnd, chosen_id
+from workflow_scripts.release.plan import Plan
 from workflow_scripts.tables.raw import RawTables
 
 IDS = (0, 2, 106, 700)
@@ -46,3 +51,18 @@ def test_every_kind_of_head_chooses_the_lowest_of_the_best(best):
 
 def test_every_driver_of_the_configuration_has_its_host_loop():
     assert driver._OPENERS.keys() == DRIVERS.keys()
+
+
+@pytest.mark.parametrize("kind", DRIVERS)
+def test_no_driver_runs_a_bundle_with_tables_of_another_checkpoint(kind, tiny_tables, tmp_path):
+    """Any bundle of the set; it is told before gigabytes are loaded."""
+    shutil.copytree(tiny_tables, tmp_path / "tables")
+    checkpoint = RawTables.open(tiny_tables).meta.checkpoint
+    for name, made_from in (("core", checkpoint), ("head", "cd" * 32)):
+        said = {"creatorDefinedMetadata": {"checkpoint": made_from}}
+        write_json(tmp_path / f"{name}.aimodel" / "metadata.json", said)
+    bundles = {"core": "core.aimodel", "head": "head.aimodel"}
+    Plan(kind, bundles, ["tables"], "tables", 64, [1], {}).write(tmp_path)
+    message = f"head.aimodel is of checkpoint cdcdcd.*its tables are of {checkpoint[:12]}"
+    with pytest.raises(UserError, match=message), driver.open_set(tmp_path):
+        pass

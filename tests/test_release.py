@@ -143,7 +143,7 @@ def test_a_folder_without_the_one_that_holds_its_tables_says_where_they_lie(
 ) -> None:
     alone = Path(shutil.copytree(borrower, tmp_path / "elsewhere" / "phone"))
     with pytest.raises(
-        UserError, match=r"folder `front` of the same release; put that folder beside this one"
+        UserError, match=rf"folder `front` of the same release; put that folder beside {alone.resolve()}$"
     ):
         Plan.open(alone)
     shutil.copytree(borrower.parent / "front", alone.parent / "front")
@@ -333,7 +333,8 @@ def test_the_readme_tells_a_downloader_what_they_need(tmp_path: Path, ready: dic
         assert wanted in text
     # The gate `device` is there and says why it was not run.
     assert "Runs on the GPU or the Neural Engine: no gate above is one" in text
-    assert "must lie beside it" not in text and "run their source on a CPU" not in text
+    assert "reads the tables" not in text and "run their source on a CPU" not in text
+    assert "language bundle" not in text
     assert (folder / "LICENSE").read_text() == "Use it as you like.\n"
     assert "3.25e-05" not in text and "\n\n\n" not in text
     table = [line for line in text.splitlines() if line.startswith("| `tiny_")]
@@ -456,11 +457,14 @@ def test_a_folder_that_needs_another_says_so(tmp_path: Path, ready: dict[str, Pa
     folder = release(tmp_path, ready, folders=["front", "macos", "phone"])
     assert Plan.open(folder / "phone").tables == ["../front/tiny_gather_raw"]
     record = json.loads((folder / "release.json").read_text())["folders"]
-    assert {name: entry["tables_in"] for name, entry in record.items()} == {
-        **{"front": None, "macos": None},
-        "phone": "front",
+    made_of = json.loads((folder / "front" / "provenance.json").read_text())["tiny_gather_raw"]
+    assert {name: [entry["path"] for entry in record[name]["tables"]] for name in record} == {
+        "front": [],
+        "macos": ["macos/tiny_gather_raw"],
+        "phone": ["front/tiny_gather_raw"],
     }
-    wanted = "`phone/` takes its embeddings from the tables in `front/`, which must lie beside it."
+    assert record["phone"]["tables"][0]["digest"] == made_of["digest"]
+    wanted = "`phone/` reads the tables `front/tiny_gather_raw/`: keep both where they are in this release."
     assert wanted in (folder / "README.md").read_text()
 
 

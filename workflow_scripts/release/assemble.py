@@ -5,6 +5,7 @@ these three; both JSON files are sealed. So an altered byte anywhere can be pinn
 """
 
 import json
+import posixpath
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,8 @@ from workflow_scripts.manifest import FileEntry, Manifest, manifest_path, read_m
 from workflow_scripts.release import readme, seal, sums
 from workflow_scripts.release.gate_results import GateResult
 from workflow_scripts.release.licence import Licence, read_licence
-from workflow_scripts.release.names import FORMAT, MEASURED, PROVENANCE, README, RELEASE, SUMS
-from workflow_scripts.release.package import check_bundle_origin, read_identity
+from workflow_scripts.release.names import FORMAT, MEASURED, PLAN, PROVENANCE, README, RELEASE, SUMS
+from workflow_scripts.release.origin import check_origin, read_identity
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ def _trees(parts: Ingredients) -> dict[str, Path]:
 def _check_one_checkpoint(parts: Ingredients, manifests: Mapping[str, Manifest]) -> None:
     identity = read_identity(parts.checkpoint)
     for tree in parts.folders.values():
-        for bundle in sorted(tree.glob("*.aimodel")):
-            check_bundle_origin(bundle, identity)
+        for name in _provenance(tree):
+            check_origin(tree / name, identity)
     expected = manifests["checkpoint"].digest
     for name, manifest in manifests.items():
         if manifest.ingredients.inputs.get("checkpoint", expected) != expected:
@@ -149,11 +150,41 @@ def _folder(
     return {
         "digest": manifests[f"folder_{name}"].digest,
         "driver": params.get("driver"),
-        "tables_in": (params.get("tables_in") or {}).get("folder"),
+        "tables": _tables_read(parts, name),
         "contents": sorted(_provenance(parts.folders[name])),
         "files": len(inside),
         "bytes": sum(entry.size for entry in inside),
     }
+
+
+def _tables_read(parts: Ingredients, name: str) -> list[dict[str, str]]:
+    """The tables that a folder's plan names, as paths in the release with the digests of their results.
+
+    Raises UserError where the release has not got them, or where a bundle of the folder was made with others.
+    """
+    plan = parts.folders[name] / PLAN
+    if not plan.is_file():
+        return []
+    names = json.loads(plan.read_text(encoding="utf-8"))["tables"]
+    paths = [posixpath.normpath(f"{name}/{table}") for table in names]
+    digests = [_digest_in(parts, name, path) for path in paths]
+    for bundle, made_of in _provenance(parts.folders[name]).items():
+        made_with = made_of["inputs"].get("tables")
+        if digests and made_with and made_with not in digests:
+            raise UserError(
+                f"`{name}/{bundle}` was made with other tables (digest {made_with[:12]}) than those that its folder "
+                f"reads, {', '.join(paths)}: correct the config, or run again"
+            )
+    return [{"path": path, "digest": digest} for path, digest in zip(paths, digests, strict=True)]
+
+
+def _digest_in(parts: Ingredients, reader: str, path: str) -> str:
+    """Digest of something published, by its path in the release."""
+    folder, _, name = path.rpartition("/")
+    published = _provenance(parts.folders[folder]) if folder in parts.folders else {}
+    if name not in published:
+        raise UserError(f"folder `{reader}` reads the tables {path}, which the release does not have")
+    return published[name]["digest"]
 
 
 def _provenance(folder: Path) -> dict[str, dict[str, Any]]:

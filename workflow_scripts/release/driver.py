@@ -10,14 +10,18 @@ from coreai.runtime import SpecializationOptions
 
 from workflow_scripts.coreai.chunk_bundles import open_chunks
 from workflow_scripts.coreai.chunk_host import Call, ChunkHost
+from workflow_scripts.coreai.decode_host import refuse_other_tables
 from workflow_scripts.coreai.host_cache import HostCache
 from workflow_scripts.coreai.runtime import Bundle, open_bundle
 from workflow_scripts.errors import UserError
 from workflow_scripts.kernels.partials import chosen_token
 from workflow_scripts.progress import TERMINAL, track
+from workflow_scripts.release.decode_set import DecodeSet, conversations
+from workflow_scripts.release.language import check_functions
 from workflow_scripts.release.names import CHUNKS_PLAN
-from workflow_scripts.release.plan import Plan
-from workflow_scripts.tables.raw import RawTables
+from workflow_scripts.release.plan import Plan, check_context
+from workflow_scripts.tables.dump import Tables
+from workflow_scripts.tables.open import open_tables
 
 
 class BundleSet(Protocol):
@@ -58,7 +62,7 @@ class BundleFrontEnd:
 class TablesFrontEnd:
     """Raw tables in host memory, as an app maps them; computed in float32 and rounded once to what the core takes."""
 
-    def __init__(self, tables: RawTables, dtype: str) -> None:
+    def __init__(self, tables: Tables, dtype: str) -> None:
         self._tables, self._dtype = tables, dtype
 
     def embed(self, token_id: int) -> dict[str, np.ndarray]:
@@ -125,12 +129,16 @@ def chosen_id(head: Mapping[str, np.ndarray]) -> int:
 def open_set(folder: Path, options: SpecializationOptions | None = None) -> Iterator[BundleSet]:
     """Load a folder's bundles by its plan; `options` as for `open_bundle`.
 
-    Raises UserError for a driver this version does not know.
+    Raises UserError for a driver this version does not know, and for tables that the bundles were not made for.
     """
     plan = Plan.open(folder)
     if plan.driver not in _OPENERS:
         known = ", ".join(_OPENERS)
         raise UserError(f"{folder}: its plan wants the driver `{plan.driver}`, this version has {known} only")
+    for name in plan.tables:
+        tables = open_tables(folder / name)
+        for bundle in plan.bundles.values():
+            refuse_other_tables(folder / bundle, tables)
     with _OPENERS[plan.driver](folder, plan, options) as bundles:
         yield bundles
 
@@ -142,10 +150,9 @@ def _open_host_cache(
     with _open_bundles(folder, plan.bundles, options) as bundles:
         core, head = bundles["core"], bundles["head"]
         inputs = core.spec("main").inputs
-        _check_context(folder, plan, inputs["causal_mask_full"].shape[-1] - 1, "core was")
-        replaced = {plan.bundles[role]: bundle.kernels for role, bundle in bundles.items() if bundle.kernels}
+        check_context(folder, plan, inputs["causal_mask_full"].shape[-1] - 1, "core was")
         frontend = _front_end(folder, plan, bundles, inputs["inputs_embeds"].dtype)
-        yield HostCacheSet(frontend, core, head, plan.text["sliding_window"], replaced)
+        yield HostCacheSet(frontend, core, head, plan.text["sliding_window"], _replaced(plan, bundles))
 
 
 @contextmanager
@@ -156,12 +163,24 @@ def _open_chunk_set(folder: Path, plan: Plan, options: SpecializationOptions | N
         open_chunks(folder / CHUNKS_PLAN, options) as (chunks, call),
         _open_bundles(folder, beside, options) as bundles,
     ):
-        _check_context(folder, plan, chunks["context"], "chunks were")
+        check_context(folder, plan, chunks["context"], "chunks were")
         yield ChunkSet(_front_end(folder, plan, bundles, "float32"), chunks, call, bundles["head"])
 
 
+@contextmanager
+def _open_decode(folder: Path, plan: Plan, options: SpecializationOptions | None) -> Iterator[DecodeSet]:
+    with _open_bundles(folder, plan.bundles, options) as bundles:
+        check_functions(folder, bundles["decoder"].functions)
+        start = conversations(folder, plan, bundles["decoder"], _tables(folder, plan))
+        yield DecodeSet(start, _replaced(plan, bundles))
+
+
 _Opener = Callable[[Path, Plan, SpecializationOptions | None], AbstractContextManager[BundleSet]]
-_OPENERS: dict[str, _Opener] = {"hostcache": _open_host_cache, "chunks": _open_chunk_set}
+_OPENERS: dict[str, _Opener] = {
+    "hostcache": _open_host_cache,
+    "chunks": _open_chunk_set,
+    "decode": _open_decode,
+}
 
 
 @contextmanager
@@ -173,22 +192,22 @@ def _open_bundles(
         yield {role: stack.enter_context(open_bundle(folder / name, options)) for role, name in names.items()}
 
 
-def _check_context(folder: Path, plan: Plan, columns: int, exported: str) -> None:
-    if columns != plan.context:
-        raise UserError(
-            f"{folder}: its plan says context {plan.context}, its {exported} exported for {columns}: fetch it again"
-        )
+def _replaced(plan: Plan, bundles: Mapping[str, Bundle]) -> dict[str, int]:
+    return {plan.bundles[role]: bundle.kernels for role, bundle in bundles.items() if bundle.kernels}
 
 
 def _front_end(folder: Path, plan: Plan, bundles: Mapping[str, Bundle], dtype: str) -> FrontEnd:
-    """The set's own front end, else the first tables that the plan names, with embeddings in `dtype`."""
+    """The set's own front end, else the plan's tables, with embeddings in `dtype`."""
     if "frontend" in bundles:
         return BundleFrontEnd(bundles["frontend"])
+    return TablesFrontEnd(_tables(folder, plan), dtype)
+
+
+def _tables(folder: Path, plan: Plan) -> Tables:
+    """The first tables that the plan names."""
     if not plan.tables:
-        raise UserError(
-            f"{folder}: its plan has neither a front end nor tables for the embeddings: fetch it again"
-        )
-    return TablesFrontEnd(RawTables.open(folder / plan.tables[0]), dtype)
+        raise UserError(f"{folder}: its plan has neither a front end nor tables: fetch it again")
+    return open_tables(folder / plan.tables[0])
 
 
 def follow(folder: str, dialogues: dict[str, list[int]]) -> dict[str, np.ndarray]:

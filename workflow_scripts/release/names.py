@@ -14,3 +14,4 @@ PROVENANCE = "provenance.json"
 TOKENIZER = "tokenizer"
 PLAN = "gemma4_plan.json"
 CHUNKS_PLAN = "gemma4_chunks_plan.json"  # where the decoder is in chunks
+METADATA = "metadata.json"  # where the folder is a language bundle

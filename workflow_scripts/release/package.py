@@ -10,13 +10,13 @@ from workflow_scripts.errors import UserError
 from workflow_scripts.files import place_file, tree_files, write_json
 from workflow_scripts.manifest import Manifest, manifest_path, read_manifest
 from workflow_scripts.release import tokenizer
-from workflow_scripts.release.names import CHUNKS_PLAN, PLAN, PROVENANCE, TOKENIZER
+from workflow_scripts.release.names import CHUNKS_PLAN, METADATA, PLAN, PROVENANCE, TOKENIZER
+from workflow_scripts.release.origin import check_origin, read_identity
 
 _REQUIRED = (tokenizer.TOKENIZER, tokenizer.CONFIG, tokenizer.GENERATION)
 _OPTIONAL = ("special_tokens_map.json", tokenizer.TEMPLATE)
-_RESERVED = (TOKENIZER, PROVENANCE, PLAN, CHUNKS_PLAN)
+_RESERVED = (TOKENIZER, PROVENANCE, PLAN, CHUNKS_PLAN, METADATA)
 _BUNDLE_SUFFIXES = (".aimodel", ".aimodelc")
-_METADATA = "metadata.json"
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ def place_items(items: list[Item], origin: Origin, out: Path) -> None:
         manifest = read_manifest(manifest_path(item.tree))
         _check_kind(item)
         _check_checkpoint(item, manifest, origin.result)
-        if item.tree.suffix == ".aimodel":
-            check_bundle_origin(item.tree, origin.identity)
+        check_origin(item.tree, origin.identity)
         for path in tree_files(item.tree):
             if not path.name.startswith("measured"):
                 place_file(path, out / item.published / path.relative_to(item.tree))
@@ -99,34 +98,15 @@ def place_tokenizer(source: Path, out: Path) -> tokenizer.ChatTokenizer:
     return tokenizer.ChatTokenizer.open(out / TOKENIZER)
 
 
-def read_identity(checkpoint: Path) -> str:
-    """The identity of the weights of a `checkpoint` result, which every bundle carries in its metadata."""
-    return json.loads((checkpoint / "checkpoint.json").read_text(encoding="utf-8"))["digest"]
-
-
-def check_bundle_origin(bundle: Path, identity: str) -> None:
-    """Raise UserError where a bundle says that it was made from another checkpoint, or does not say from which.
-
-    Cores and heads are made from weights, so their manifests name no checkpoint.
-    """
-    metadata = bundle / _METADATA
-    try:
-        found = json.loads(metadata.read_text(encoding="utf-8"))["creatorDefinedMetadata"]["checkpoint"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(
-            f"{metadata} does not say which checkpoint the bundle was made from: build it again"
-        ) from None
-    if found != identity:
-        raise UserError(
-            f"{bundle.name} was made from another checkpoint (its metadata says {str(found)[:12]}, "
-            f"expected {identity[:12]}): build it again from this one"
-        )
-
-
 def read_text_config(checkpoint: Path) -> TextConfig:
     """The canonical text config of a `checkpoint` result."""
     document = json.loads((checkpoint / "checkpoint.json").read_text(encoding="utf-8"))
     return TextConfig.from_json(document["text_config"])
+
+
+def read_source(checkpoint: Path) -> dict[str, str]:
+    """Where a `checkpoint` result comes from: `kind`, and of one from the Hub `repository` and `commit`."""
+    return json.loads((checkpoint / "checkpoint.json").read_text(encoding="utf-8"))["origin"]
 
 
 def _check_kind(item: Item) -> None:

@@ -1,16 +1,19 @@
 """`gemma4_plan.json`: what a host needs to know to drive a folder's bundles, and nothing else to be known.
 
 format          1
-driver          the loop that runs the set: `hostcache`, or `chunks`, whose chunks have a plan of their own beside this
+driver          the loop that runs the set: `hostcache`; `chunks`, whose chunks have a plan of their own beside this; or
+                `decode`, whose one bundle takes token ids, gives logits, and keeps its kv_cache in states
 bundles         role -> bundle in this folder
 tables          gather tables (per-layer and token embeddings) as paths from this folder, may be empty: its own by
                 name, those of another folder of the release as `../<folder>/<name>`; a set without a front end reads
-                the embeddings from the first
+                the first
 tokenizer       folder of the tokenizer files
-context         positions the bundles were exported for
+context         positions that a conversation may have
 stop_token_ids  ids that end an answer
 text            shape of the decoder, by the names of the checkpoint's config; `slots` lists, for each layer
                 type, the layers that own a kv_cache slot: their place in the list is the slot
+cache_minimum   columns that a kv_cache which grows has at least; at most it has one more than `context`. Null where
+                none grows
 """
 
 import json
@@ -52,6 +55,7 @@ class Plan:
     context: int
     stop_token_ids: list[int]
     text: dict[str, Any]
+    cache_minimum: int | None = None
 
     def write(self, folder: Path) -> None:
         """Write the plan into its folder."""
@@ -84,18 +88,31 @@ class Plan:
         return {(folder / name).resolve().parent for name in self.tables} - {folder.resolve()}
 
 
-def beside(folder: str, name: str) -> str:
-    """How a plan names a file of another folder of the same release."""
-    return f"../{folder}/{name}"
+def beside(folder: str, other: str, name: str) -> str:
+    """How the plan of `folder` names a file of another folder of the same release; a folder's name may have slashes."""
+    return f"{'../' * (folder.count('/') + 1)}{other}/{name}"
+
+
+def check_context(folder: Path, plan: Plan, positions: int, exported: str) -> None:
+    """Raise UserError where bundles have room for another number of positions than the plan says.
+
+    `exported` says which bundles, such as "core was".
+    """
+    if positions != plan.context:
+        raise UserError(
+            f"{folder}: its plan says context {plan.context}, its {exported} exported for {positions}: fetch it again"
+        )
 
 
 def _missing(folder: Path, name: str) -> str:
-    up, *inner = PurePosixPath(name).parts
-    if up != ".." or len(inner) < 2:
+    parts = PurePosixPath(name).parts
+    depth = parts.count("..")
+    if not depth or len(parts) < depth + 2:
         return f"{folder / name} is missing, but {PLAN} names it: fetch the folder again"
+    other, here = "/".join(parts[depth:-1]), folder.resolve()
     return (
-        f"{(folder / name).resolve()} is missing: the tables for {folder.resolve().name} lie in the folder "
-        f"`{inner[0]}` of the same release; put that folder beside this one"
+        f"{(folder / name).resolve()} is missing: the tables for {here.name} lie in the folder `{other}` of the same "
+        f"release; put that folder beside {[here, *here.parents][depth - 1]}"
     )
 
 

@@ -27,6 +27,7 @@ def render(document: dict[str, Any]) -> str:
         kernels="kernels" in kinds,
         engine="ane" in kinds,
         chunks=any(folder["driver"] == "chunks" for folder in document["folders"].values()),
+        language=any(folder["driver"] == "decode" for folder in document["folders"].values()),
         ungated=[place for kind, place in _HARDWARE_GATES.items() if kind not in kinds],
         not_run={k: gate for k, gate in document["gates"].items() if gate["verdict"] == "not_run"},
     )
