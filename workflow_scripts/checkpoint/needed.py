@@ -62,6 +62,26 @@ def local_inputs(folder: Path) -> dict[str, Path]:
     return {f"{_INPUT}/{path.name}": path for path in needed_files(folder)}
 
 
+def planned_inputs(folder: Path) -> tuple[dict[str, Path], str | None]:
+    """Inputs to plan with, which needs config.json alone, and what a run would stop at: None where nothing is missing.
+
+    With all files there the inputs are those of `local_inputs`, so that a plan says what a run would do; else they are
+    the files that are there. Raises UserError where the folder or a readable config.json is missing.
+    """
+    try:
+        return local_inputs(folder), None
+    except UserError as missing:
+        if not (folder / CONFIG).is_file():
+            raise
+        read_json_object(folder / CONFIG)
+        present = [
+            path
+            for path in _entries(folder)
+            if _matches(path.name, (*COMPANIONS, *WEIGHTS)) and path.is_file()
+        ]
+        return {f"{_INPUT}/{path.name}": path for path in sorted(present)}, str(missing)
+
+
 def local_folder(inputs: Mapping[str, Path]) -> Path | None:
     """The folder of a local checkpoint, None without inputs.
 
@@ -96,7 +116,11 @@ def _entries(folder: Path) -> list[Path]:
 
 def _is_companion(path: Path) -> bool:
     """By name and not by looking at the file, so that a symlink to nothing is found and named."""
-    return any(fnmatchcase(path.name, pattern) for pattern in COMPANIONS) and not path.is_dir()
+    return _matches(path.name, COMPANIONS) and not path.is_dir()
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def read_index(folder: Path) -> dict[str, str]:

@@ -1,6 +1,7 @@
-"""Train the embedded checkpoint: a tiny Gemma 4 that has every signature feature of the real one.
+"""Train an embedded checkpoint: a tiny Gemma 4 that has every signature feature of the real one.
 
-    python -m workflow_scripts.checkpoint.tiny OUT_DIR
+    python -m workflow_scripts.checkpoint.tiny OUT_DIR                     as E2B: the pipeline's default
+    python -m workflow_scripts.checkpoint.tiny --shape e4b-qat OUT_DIR     as E4B, and on a 4-bit grid
 
 It is a test double. Nothing of it comes from Google's weights: the architecture is Gemma 4's, the
 numbers are learned here, in minutes on one core, from `tiny_dialogues.yaml`.
@@ -38,6 +39,8 @@ from transformers import (
 )
 
 from workflow_scripts.checkpoint.tiny_dialogues import DIALOGUES, Dialogue, Turn
+from workflow_scripts.checkpoint.tiny_grid import BLOCK, on_grid
+from workflow_scripts.checkpoint.tiny_shapes import E2B, SHAPES, Plan, Shape
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import new_tree, tree_files, write_atomic, write_json
 
@@ -46,7 +49,6 @@ VOCAB_SIZE = 1024
 MAX_POSITIONS = 512
 GLOBAL_HEAD_DIM = 64
 IGNORED = -100
-BLOCK = 32
 
 # Accents of the dialogues that get a token of their own; every other character outside ASCII
 # (and the emoji) is spelled in bytes.
@@ -61,28 +63,6 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|turn>model\\n' }}{% endif %}"
 )
-
-# Multiples of 1/32 are exact in bf16. None is 1, and no two neighbours are equal, so that a scalar
-# that is dropped or taken from another layer shows.
-LAYER_SCALARS = (0.5, 0.8125, 0.625, 1.25, 0.6875, 0.5625, 1.125, 0.75, 0.875, 0.59375)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long and how hard to train.
-
-    For the first `learning_share` of the steps the answers are learned undisturbed. `margin_low` and
-    `margin_high` bound the top-2 logit margin (soft-capped logits) of every answer token. `noise` is the
-    weight noise's standard deviation in steps of a 4-bit block; rounding to 4 bits has 0.29.
-    """
-
-    steps: int = 420
-    learning_rate: float = 4e-3
-    learning_share: float = 0.35
-    margin_low: float = 3.2
-    margin_high: float = 4.2
-    noise: float = 0.35
-    seed: int = 4
 
 
 # --- tokenizer -----------------------------------------------------------------------------------
@@ -146,10 +126,10 @@ def build_tokenizer(dialogues: Sequence[Dialogue]) -> GemmaTokenizer:
 # --- model ---------------------------------------------------------------------------------------
 
 
-def build_config() -> Gemma4Config:
-    """The shape of E2B in small: 4:1 layers, half of them KV-shared, so both kinds lie on both sides.
+def build_config(shape: Shape) -> Gemma4Config:
+    """A released shape in small.
 
-    hidden_size 96: its square root, the embedding scale, is no bf16 number, as with E2B's 1536.
+    hidden_size 96: its square root, the embedding scale, is no bf16 number, as with E2B's 1536 and E4B's 2560.
     sliding_window 8 is shorter than every prompt.
     """
     text = Gemma4TextConfig(
@@ -157,15 +137,15 @@ def build_config() -> Gemma4Config:
         vocab_size_per_layer_input=VOCAB_SIZE,
         hidden_size=96,
         intermediate_size=256,
-        num_hidden_layers=10,
-        layer_types=(["sliding_attention"] * 4 + ["full_attention"]) * 2,
+        num_hidden_layers=len(shape.layer_types),
+        layer_types=list(shape.layer_types),
         num_attention_heads=4,
-        num_key_value_heads=1,
+        num_key_value_heads=shape.num_key_value_heads,
         head_dim=32,
         global_head_dim=GLOBAL_HEAD_DIM,
         hidden_size_per_layer_input=32,
-        num_kv_shared_layers=5,
-        use_double_wide_mlp=True,
+        num_kv_shared_layers=shape.num_kv_shared_layers,
+        use_double_wide_mlp=shape.use_double_wide_mlp,
         sliding_window=8,
         final_logit_softcapping=30.0,
         max_position_embeddings=MAX_POSITIONS,
@@ -198,8 +178,9 @@ def norm_size(name: str) -> float:
 
 
 @torch.no_grad()
-def build_model(config: Gemma4Config) -> Gemma4ForConditionalGeneration:
+def build_model(shape: Shape) -> Gemma4ForConditionalGeneration:
     """A fresh fp32 model in which no feature sits at an identity value. Uses torch's global generator."""
+    config = build_config(shape)
     config._attn_implementation = "eager"
     model = Gemma4ForConditionalGeneration(config).float()
     text = model.model.language_model
@@ -210,7 +191,7 @@ def build_model(config: Gemma4Config) -> Gemma4ForConditionalGeneration:
             weight.normal_(0, config.text_config.hidden_size_per_layer_input**-0.5)
         else:
             weight.normal_(0, weight.shape[-1] ** -0.5)
-    for layer, scalar in zip(text.layers, LAYER_SCALARS, strict=True):
+    for layer, scalar in zip(text.layers, shape.layer_scalars, strict=True):
         layer.layer_scalar.fill_(scalar)
     return model
 
@@ -356,11 +337,27 @@ def noise_share(step: int, plan: Plan) -> float:
 
 
 def weight_change(step: int, plan: Plan) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What a step does to every matrix: real int4 every third time, noise of the same size otherwise."""
+    """What a step does to every matrix: real int4 every third time, noise of the same size otherwise.
+
+    In the plan's last part both are done to the matrix on its grid.
+    """
     share = noise_share(step, plan)
-    if share > 0 and step % 3 == 0:
-        return fake_int4
-    return partial(with_noise, amount=share * plan.noise)
+    change = fake_int4 if share > 0 and step % 3 == 0 else partial(with_noise, amount=share * plan.noise)
+    if step < grid_step(plan):
+        return change
+    return lambda weight: change(on_grid(weight))
+
+
+def grid_step(plan: Plan) -> int:
+    """The first step with the matrices on a grid; the number of steps where there is none."""
+    return plan.steps if plan.grid_from is None else round(plan.grid_from * plan.steps)
+
+
+@torch.no_grad()
+def put_on_grid(model: Gemma4ForConditionalGeneration) -> None:
+    """Leave every matrix where training has seen it."""
+    for weight in weight_matrices(model):
+        weight.copy_(on_grid(weight))
 
 
 def train(model: Gemma4ForConditionalGeneration, batches: Sequence[Batch], plan: Plan) -> None:
@@ -399,32 +396,6 @@ def report(step: int, plan: Plan, margins: torch.Tensor, seconds: float) -> None
 
 
 # --- the folder ----------------------------------------------------------------------------------
-
-CARD_TITLE = "---\nlicense: apache-2.0\n---\n\n# gemma-4-tiny: the embedded test checkpoint\n"
-CARD = """
-A Gemma 4 text decoder in small ({parameters:,} parameters, bf16, Hugging Face layout), trained from
-random numbers on the dialogues of `workflow_scripts/checkpoint/tiny_dialogues.yaml`. **Nothing of it
-comes from Google's weights**; it knows nothing else, and its name only says which architecture it has.
-
-It is the pipeline's default checkpoint and its test double, so it has every feature that makes
-Gemma 4 hard to re-author: 4:1 sliding and full attention with two head sizes (32 and 64), a window
-(8) shorter than any prompt, one K/V head, five KV-shared layers with double-wide MLP, per-layer
-embeddings, proportional RoPE, layer scalars that are not 1, logit softcap 30, a tied head and byte
-fallback. The square root of its hidden size (96) is no bf16 number.
-
-Made by `python -m workflow_scripts.checkpoint.tiny OUT_DIR`: {steps} steps of AdamW in fp32 on one
-thread with seed {seed}. After the answers are learned, weight noise of the size of a 4-bit step is added to
-every matrix, and the top-2 logit margin of each answer token is held near {low:g} to {high:g}: high enough
-for honest 4-bit weights, low enough that a wrong decoder changes tokens. The same machine writes the
-same bytes each time; another CPU may round differently, so this folder is kept in version control.
-
-Figures of this folder (transformers, eager attention, fp32; greedy with the K/V cache). "int4" is the
-smallest margin of the right token with every matrix as symmetric int4 in blocks of 32 inputs.
-
-| dialogue | answer tokens | smallest margin | smallest margin, int4 |
-|---|---|---|---|
-{rows}
-"""
 
 
 def hub_config(config: Gemma4Config) -> dict:
@@ -525,12 +496,13 @@ def inspect(folder: Path, dialogues: Sequence[Dialogue]) -> list[Row]:
     return rows
 
 
-def model_card(rows: Sequence[Row], parameters: int, plan: Plan) -> str:
+def model_card(shape: Shape, rows: Sequence[Row], parameters: int, plan: Plan) -> str:
     """README.md of the folder."""
     table = "\n".join(f"| {r.dialogue} | {r.tokens} | {r.margin:.2f} | {r.margin_int4:.2f} |" for r in rows)
-    return CARD_TITLE + CARD.format(
+    return shape.title + shape.card.format(
         parameters=parameters,
         steps=plan.steps,
+        grid_step=grid_step(plan),
         seed=plan.seed,
         low=plan.margin_low,
         high=plan.margin_high,
@@ -538,17 +510,18 @@ def model_card(rows: Sequence[Row], parameters: int, plan: Plan) -> str:
     )
 
 
-def refuse_foreign_folder(out: Path) -> None:
-    """Raise UserError where `out` holds something that this command did not write."""
+def refuse_foreign_folder(out: Path, shape: Shape) -> None:
+    """Raise UserError where `out` holds something that this command did not write for this shape."""
     if not out.exists():
         return
     if not out.is_dir():
         raise UserError(f"{out}: is a file; give a folder for the tiny checkpoint")
     card = out / "README.md"
-    ours = card.is_file() and card.read_text(encoding="utf-8").startswith(CARD_TITLE)
+    ours = card.is_file() and card.read_text(encoding="utf-8").startswith(shape.title)
     if any(out.iterdir()) and not ours:
         raise UserError(
-            f"{out}: holds files that this command did not write; give a new folder, or empty this one"
+            f"{out}: holds files that this command did not write for this shape; give a new folder, or empty "
+            "this one"
         )
 
 
@@ -567,27 +540,29 @@ def reproducible(seed: int) -> Iterator[None]:
         torch.use_deterministic_algorithms(deterministic)
 
 
-def train_into(folder: Path, plan: Plan, dialogues: Sequence[Dialogue]) -> list[Row]:
+def train_into(folder: Path, plan: Plan, dialogues: Sequence[Dialogue], shape: Shape = E2B) -> list[Row]:
     """Train, write everything but the card into an empty folder, and answer every dialogue from it."""
     with reproducible(plan.seed):
         tokenizer = build_tokenizer(dialogues)
-        model = build_model(build_config())
+        model = build_model(shape)
         train(model, build_batches(tokenizer, dialogues), plan)
+        if plan.grid_from is not None:
+            put_on_grid(model)
         write_checkpoint(model, tokenizer, folder)
         rows = inspect(folder, dialogues)
     parameters = sum(weight.numel() for weight in model.parameters())
-    write_atomic(folder / "README.md", model_card(rows, parameters, plan))
+    write_atomic(folder / "README.md", model_card(shape, rows, parameters, plan))
     return rows
 
 
-def train_tiny_checkpoint(out: Path) -> None:
-    """Train the embedded checkpoint and put it at `out`, in one rename.
+def train_tiny_checkpoint(out: Path, shape: Shape = E2B) -> None:
+    """Train an embedded checkpoint and put it at `out`, in one rename.
 
     Raises UserError where `out` holds something else, or where an answer read back from disk is not exact.
     """
-    refuse_foreign_folder(out)
+    refuse_foreign_folder(out, shape)
     with new_tree(out) as folder:
-        rows = train_into(folder, Plan(), DIALOGUES)
+        rows = train_into(folder, shape.plan, DIALOGUES, shape)
         print(closing_table(rows, sum(path.stat().st_size for path in tree_files(folder))), flush=True)
         wrong = [row.dialogue for row in rows if not row.exact]
         if wrong:
@@ -613,9 +588,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m workflow_scripts.checkpoint.tiny", description=main.__doc__
     )
+    parser.add_argument("--shape", choices=SHAPES, default="e2b", help="default: %(default)s")
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
+    chosen = parser.parse_args(arguments)
     try:
-        train_tiny_checkpoint(parser.parse_args(arguments).out)
+        train_tiny_checkpoint(chosen.out, SHAPES[chosen.shape])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
