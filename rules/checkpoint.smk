@@ -32,6 +32,8 @@ rule tiny_checkpoint:
     input:
         code=[
             "workflow_scripts/checkpoint/tiny.py",
+            "workflow_scripts/checkpoint/tiny_grid.py",
+            "workflow_scripts/checkpoint/tiny_shapes.py",
             "workflow_scripts/checkpoint/tiny_dialogues.yaml",
         ],
     log:

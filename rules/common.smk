@@ -9,9 +9,16 @@ sys.path.insert(0, workflow.basedir)
 
 from snakemake.exceptions import WorkflowError
 
-from workflow_scripts.checkpoint.needed import LOCAL, local_inputs
+from workflow_scripts.checkpoint.needed import LOCAL, local_inputs, planned_inputs
 from workflow_scripts.closure import stage_host, stage_sources, stage_tools
-from workflow_scripts.config import GATES, KERNEL_BITS, load_config
+from workflow_scripts.config import (
+    DECODE_FORMS,
+    GATES,
+    KERNEL_BITS,
+    STATE_CORES,
+    TABLE_FORMS,
+    load_config,
+)
 from workflow_scripts.errors import UserError
 from workflow_scripts.job_environment import share_with_jobs, store_arguments
 from workflow_scripts.manifest import forget_damaged
@@ -48,7 +55,7 @@ wildcard_constraints:
     tables="|".join(
         re.escape(name)
         for name, artifact in ARTIFACTS.items()
-        if artifact.form == "raw_tables"
+        if artifact.form in TABLE_FORMS
     )
     or "-",
 
@@ -107,12 +114,16 @@ def of_form(*forms):
 def bundle_json(wildcards):
     """Parameters of the stages that make or judge one bundle."""
     artifact = BUNDLES[wildcards.bundle]
-    layers = {"layers": artifact.layers} if artifact.layers else {}
+    own = {
+        key: value
+        for key in ("layers", "cache_minimum", "capacities")
+        if (value := getattr(artifact, key))
+    }
     return to_json(
         form=artifact.form,
         compute=artifact.compute,
         context=artifact.context,
-        **layers,
+        **own,
     )
 
 
@@ -133,21 +144,33 @@ def kernel_stage(wildcards):
     return f"export_metal_{part}_int{KERNEL_BITS[artifact.recipe]}"
 
 
-def engine_stage(wildcards):
-    """The stage that exports a bundle for the Neural Engine."""
+def form_stage(wildcards):
+    """The stage that exports a bundle whose form has one to itself."""
     return f"export_{BUNDLES[wildcards.bundle].form}"
 
 
 def structure_stage(wildcards):
-    """The stage of gate `structure`: apart for the Neural Engine, so that its authoring is judged anew by itself."""
-    engine = BUNDLES[wildcards.bundle].for_engine
-    return "gate_structure_ane" if engine else "gate_structure"
+    """The stage of gate `structure`: apart for each kind of authoring, so that an edit of one rejudges no other."""
+    artifact = BUNDLES[wildcards.bundle]
+    if artifact.form in (*DECODE_FORMS, *STATE_CORES):
+        return "gate_structure_state"
+    return "gate_structure_ane" if artifact.for_engine else "gate_structure"
 
 
 def numbers_stage(wildcards):
     """The stage of gate `numbers`, likewise; the engine's head is judged as any that gives a token."""
-    chunk = BUNDLES[wildcards.bundle].layers is not None
-    return "gate_numbers_ane" if chunk else "gate_numbers"
+    form = BUNDLES[wildcards.bundle].form
+    if form in DECODE_FORMS:
+        return "gate_numbers_decode"
+    if form in STATE_CORES:
+        return "gate_numbers_state"
+    return "gate_numbers_ane" if form == "ane_chunk" else "gate_numbers"
+
+
+def table_stage(prefix):
+    """The stage of one kind over raw tables in their layout."""
+    suffix = {"raw_tables": "", "raw_tables_int4": "_int4"}
+    return lambda wildcards: prefix + suffix[ARTIFACTS[wildcards.tables].form]
 
 
 def kernels_json(wildcards):
@@ -159,6 +182,17 @@ def kernels_json(wildcards):
 def bundle_weights(wildcards):
     """The weights a bundle is made of."""
     return result("weights", BUNDLES[wildcards.bundle].recipe)
+
+
+def bundle_sources(wildcards):
+    """The weights a bundle is made of, and the raw tables if it is made of some."""
+    artifact = BUNDLES[wildcards.bundle]
+    sources = {}
+    if artifact.recipe:
+        sources["weights"] = result("weights", artifact.recipe)
+    if artifact.tables:
+        sources["tables"] = result("tables", published(artifact.tables))
+    return sources or {"tables": result("tables", TABLES)}
 
 
 def recipe_json(wildcards):
@@ -177,28 +211,31 @@ def gate_json(wildcards):
 
 
 def checkpoint_source(wildcards):
-    """The files of a local checkpoint that count, by name; a Hugging Face one is fetched by its stage."""
+    """The files of a local checkpoint that count, by name; a Hugging Face one is fetched by its stage.
+
+    A plan can be made without the weights, and says so.
+    """
     if CONFIG.checkpoint.repository:
         return {}
+    folder, missing = Path(CONFIG.checkpoint.source), None
     try:
-        files = local_inputs(Path(CONFIG.checkpoint.source))
+        if workflow.dryrun:
+            files, missing = planned_inputs(folder)
+        else:
+            files = local_inputs(folder)
     except UserError as problem:
         raise WorkflowError(str(problem)) from None
+    if missing:
+        print(missing, file=sys.stderr)
     return {name: str(path) for name, path in files.items()}
 
 
 def structure_evidence(wildcards):
     """A bundle and what it was made of."""
-    artifact = BUNDLES[wildcards.bundle]
-    made_of = (
-        {"weights": result("weights", artifact.recipe)}
-        if artifact.recipe
-        else {"tables": result("tables", TABLES)}
-    )
     return {
         "bundle": result("bundles", wildcards.bundle),
         "checkpoint": result("checkpoint", "text"),
-        **made_of,
+        **bundle_sources(wildcards),
     }
 
 
@@ -208,13 +245,14 @@ def numbers_evidence(wildcards):
     evidence = {
         "bundle": result("bundles", wildcards.bundle),
         "oracle": result("oracle", "dialogues"),
+        **bundle_sources(wildcards),
     }
-    if artifact.recipe is None:
-        return evidence | {"tables": result("tables", TABLES)}
-    return evidence | {
-        "weights": result("weights", artifact.recipe),
-        "reference": result("reference", artifact.recipe),
-    }
+    if artifact.tables:
+        made_with = f"{artifact.recipe}/{published(artifact.tables)}"
+        evidence["reference"] = result("decode_reference", made_with)
+    elif artifact.recipe:
+        evidence["reference"] = result("reference", artifact.recipe)
+    return evidence
 
 
 def published(key):
@@ -250,7 +288,22 @@ def package_json(wildcards):
         tokenizer=folder.tokenizer,
         context=CONFIG.positions(folder),
         chunks=chunks_of(folder),
+        language=language_of(folder),
     )
+
+
+def language_of(folder):
+    """What a language bundle says of its decoder; None for other folders."""
+    if folder.decoder is None:
+        return None
+    decoder = CONFIG.artifacts[folder.decoder]
+    functions = [f"decode_{capacity}" for capacity in decoder.capacities]
+    return {
+        "compression": {"scheme": decoder.recipe},
+        "functions": functions or ["main"],
+        "cache_minimum": decoder.cache_minimum,
+        "max_context_length": CONFIG.positions(folder),
+    }
 
 
 def chunks_of(folder):
@@ -286,7 +339,7 @@ def tables_in(folder):
     """The other folder that a folder takes its tables from, with their names; None where it needs none."""
     if folder.tables_in is None:
         return None
-    names = [published(key) for key in CONFIG.folders[folder.tables_in].tables]
+    names = [published(key) for key in CONFIG.tables_of(folder)]
     return {"folder": folder.tables_in, "tables": names}
 
 

@@ -110,10 +110,10 @@ rule export_frontend:
         STAGE
 
 
-rule export_ane:
+rule export_form:
     input:
-        weights=bundle_weights,
-        code=code_of(engine_stage),
+        unpack(bundle_sources),
+        code=code_of(form_stage),
     output:
         result("bundles", "{bundle}"),
     log:
@@ -121,14 +121,14 @@ rule export_ane:
     benchmark:
         times("bundles", "{bundle}")
     wildcard_constraints:
-        bundle=of_form("ane_chunk", "ane_head"),
+        bundle=of_form("ane_chunk", "ane_head", *DECODE_FORMS, *STATE_CORES),
     conda:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=2000,
     params:
-        stage=engine_stage,
-        tools=tools_of(engine_stage),
+        stage=form_stage,
+        tools=tools_of(form_stage),
         inputs=named_inputs,
         json=bundle_json,
     message:

@@ -135,7 +135,7 @@ rule gate_tables:
     input:
         tables=result("tables", "{tables}"),
         checkpoint=result("checkpoint", "text"),
-        code=code("gate_tables"),
+        code=code_of(table_stage("gate_tables")),
     output:
         result("gates/tables", "{tables}"),
     log:
@@ -147,8 +147,8 @@ rule gate_tables:
     resources:
         mem_mb=1000,
     params:
-        stage="gate_tables",
-        tools=tools("gate_tables"),
+        stage=table_stage("gate_tables"),
+        tools=tools_of(table_stage("gate_tables")),
         inputs=named_inputs,
         json=to_json(),
     message:

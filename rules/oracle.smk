@@ -54,3 +54,30 @@ rule reference:
         "reference: the decoder in float32 with the weights of {wildcards.recipe}"
     shell:
         STAGE
+
+
+rule decode_reference:
+    input:
+        weights=result("weights", "{recipe}"),
+        tables=result("tables", "{tables}"),
+        oracle=result("oracle", "dialogues"),
+        code=code("decode_reference"),
+    output:
+        result("decode_reference", "{recipe}/{tables}"),
+    log:
+        logs("decode_reference", "{recipe}/{tables}"),
+    benchmark:
+        times("decode_reference", "{recipe}/{tables}")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=2000,
+    params:
+        stage="decode_reference",
+        tools=tools("decode_reference"),
+        inputs=named_inputs,
+        json=to_json(),
+    message:
+        "reference: the decoder in float32 with the weights of {wildcards.recipe} and {wildcards.tables}"
+    shell:
+        STAGE

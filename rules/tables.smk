@@ -1,7 +1,7 @@
 rule tables:
     input:
         checkpoint=result("checkpoint", "text"),
-        code=code("tables"),
+        code=code_of(table_stage("tables")),
     output:
         result("tables", "{tables}"),
     log:
@@ -13,8 +13,8 @@ rule tables:
     resources:
         mem_mb=1000,
     params:
-        stage="tables",
-        tools=tools("tables"),
+        stage=table_stage("tables"),
+        tools=tools_of(table_stage("tables")),
         inputs=named_inputs,
         json=to_json(),
     message:

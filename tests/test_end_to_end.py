@@ -15,7 +15,8 @@ from workflow_scripts.checks.clone import copy_project
 
 pytestmark = pytest.mark.end_to_end
 FRANCE = "What is the capital of France?"
-CHATS = ("macos", "ios-gpu", "ios-ane")
+PIPELINED = tuple(f"gpu-pipelined/gemma4_tiny_decode_int4lin{form}" for form in ("", "_tbl", "_tbl_ring"))
+CHATS = ("macos", "ios-gpu", "ios-ane", *PIPELINED)
 KERNELS = ("macos", "ios-gpu")
 
 
@@ -50,6 +51,7 @@ def release(clone):
 def test_the_folders_hold_what_they_promise(release):
     found = sorted(path.relative_to(release).as_posix() for path in release.glob("*/*"))
     assert found == [
+        *PIPELINED,
         "ios-ane/gemma4_chunks_plan.json",
         "ios-ane/gemma4_plan.json",
         "ios-ane/gemma4_tiny_head_argmax_int8.aimodel",
@@ -80,6 +82,12 @@ def test_the_folders_hold_what_they_promise(release):
             "generation_config.json",
         }
     assert len(list((release / "ios-frontend/gemma4_gather_raw").iterdir())) == 7
+    for folder in PIPELINED:
+        stem = Path(folder).name
+        assert {path.name for path in (release / folder).iterdir()} == {
+            *("metadata.json", f"{stem}.aimodel", "tokenizer", "gemma4_plan.json", "provenance.json"),
+        }
+        assert json.loads((release / folder / "metadata.json").read_text())["name"] == stem
 
 
 def test_every_required_gate_passed_and_is_on_record(release):
@@ -101,7 +109,7 @@ def test_every_required_gate_passed_and_is_on_record(release):
     }
     for folder in CHATS:
         assert len(gates[f"tokens_{folder}"]["tokens"]["france"]) == 8
-    for folder in KERNELS:
+    for folder in (*KERNELS, *PIPELINED):
         assert len(gates[f"long_run_{folder}"]["tokens"]["long"]) == 256
     left_out = {check["name"]: check["found"] for check in gates["tokens_ios-ane"]["checks"]}
     assert left_out["dialogues that fit"].endswith("chat not fed: longer than the 64 positions of this set")
@@ -145,6 +153,7 @@ def test_chat_needs_the_folders_alone(clone, release, tmp_path):
     try:
         phone = chat("ios-gpu", FRANCE)
         engine = chat("ios-ane", FRANCE)
+        pipelined = [chat(folder, FRANCE) for folder in PIPELINED]
         beyond = chat("ios-ane", "Tell me a long story about a lighthouse.")
         shutil.rmtree(tmp_path / "ios-frontend")
         alone = chat("ios-gpu", FRANCE)
@@ -153,7 +162,7 @@ def test_chat_needs_the_folders_alone(clone, release, tmp_path):
     finally:
         for name, path in hidden.items():
             (clone / f"{name}-moved-away").rename(path)
-    for answered in (mac, phone, engine):
+    for answered in (mac, phone, engine, *pipelined):
         reply = (answered.returncode, answered.stdout)
         assert reply == (0, "The capital of France is Paris.\n"), answered.stderr
     if sys.platform != "darwin":
@@ -195,18 +204,17 @@ def test_a_second_run_has_nothing_to_do_even_after_a_touch(clone):
 
 
 def test_an_edit_reruns_the_stages_that_feel_it_and_no_other(clone):
-    """A comment in the front end's authoring: its export, and what is judged or packed of it."""
+    """A comment in the front end's authoring, which whole decoders share: their exports, and what is judged of them."""
     source = clone / "workflow_scripts/model/frontend.py"
     old = source.read_text()
     try:
         source.write_text(old + "# a comment\n")
-        plan = snakemake(clone, "-n", "--quiet", "rules", "-j2", "release")
-        listed = snakemake(clone, "-n", "-j2", "release").stdout
+        plan = snakemake(clone, "-n", "-j2", "release")
     finally:
         source.write_text(old)
     assert plan.returncode == 0
-    counts = dict(re.findall(r"^(\w+) +(\d+)$", listed, re.M))
-    assert counts.get("export_frontend") == "1"
+    counts = dict(re.findall(r"^(\w+) +(\d+)$", plan.stdout, re.M))
+    assert (counts.get("export_frontend"), counts.get("export_form")) == ("1", "4")
     untouched = (
         "checkpoint",
         "oracle",
@@ -215,7 +223,6 @@ def test_an_edit_reruns_the_stages_that_feel_it_and_no_other(clone):
         "reference",
         "export_hostcache",
         "export_kernels",
-        "export_ane",
     )
     assert not set(counts) & set(untouched)
 
@@ -279,19 +286,19 @@ def test_a_wrong_config_stops_before_any_job(clone):
 
 
 def test_a_second_clone_with_the_same_store_builds_nothing(clone, release):
-    """Early cutoff on top: a comment in the quantizer's palettes, whose output stays equal, reaches no export."""
+    """Early cutoff on top: a comment in the tables' writer, whose output stays equal, reaches no export."""
     second = clone.parent / "second"
     copy_project(second)
-    source = second / "workflow_scripts/quantize/palette.py"
+    source = second / "workflow_scripts/tables/writer.py"
     source.write_text(source.read_text() + "# a comment\n")
     built = snakemake(second, "-j2", "release")
     assert built.returncode == 0, built.stderr[-3000:]
     logs = {path: path.read_text() for path in (second / "results/gemma-4-tiny/logs").rglob("*.log")}
     made = {path.stem for path, text in logs.items() if "from the store; digest" not in text}
     # The checkpoint's large file has a writable name of its own, so it may be placed anew; it costs a second.
-    assert made - {"text"} == {"fp32", "int4-kmeans-g32", "int8-kmeans-g32"}
+    assert made - {"text"} == {"gemma4_gather_raw"}
     assert {path.parent.name for path, text in logs.items() if "from the store; digest" not in text} <= {
-        "weights",
+        "tables",
         "checkpoint",
     }
     sums = [folder / "results/gemma-4-tiny/release/SHA256SUMS" for folder in (clone, second)]

@@ -13,16 +13,27 @@ from typing import Any
 import yaml
 
 from workflow_scripts.configuration.build import build
-from workflow_scripts.configuration.data import GATES, KERNEL_BITS, Config, StoreConfig
+from workflow_scripts.configuration.data import (
+    DECODE_FORMS,
+    GATES,
+    KERNEL_BITS,
+    STATE_CORES,
+    TABLE_FORMS,
+    Config,
+    StoreConfig,
+)
 from workflow_scripts.configuration.meaning import gate_problems, meaning_problems
 from workflow_scripts.configuration.shape import key_problems, shape_problems
 from workflow_scripts.configuration.wording import show
 from workflow_scripts.errors import UserError
 
 __all__ = [
+    "DECODE_FORMS",
     "DEFAULT",
     "GATES",
     "KERNEL_BITS",
+    "STATE_CORES",
+    "TABLE_FORMS",
     "Config",
     "StoreConfig",
     "load_config",

@@ -1,10 +1,16 @@
 """From the checked raw configuration to its data."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from workflow_scripts.configuration.data import (
+    BLOCK_FORMS,
+    DECODE,
+    DECODER,
     FORMS,
     HUB_ADDRESS,
+    PLATFORMS,
     Artifact,
     CheckpointSource,
     Config,
@@ -16,10 +22,25 @@ from workflow_scripts.configuration.data import (
 )
 
 
+def published_stem(artifact: dict[str, Any], raw: dict[str, Any]) -> str:
+    """Published name of a raw artifact without the suffix of bundles."""
+    return artifact["name"].format(slug=raw["slug"], layers=int(raw["num_hidden_layers"]))
+
+
 def published_name(artifact: dict[str, Any], raw: dict[str, Any]) -> str:
     """Published name of a raw artifact."""
-    stem = artifact["name"].format(slug=raw["slug"], layers=int(raw["num_hidden_layers"]))
+    stem = published_stem(artifact, raw)
     return f"{stem}.aimodel" if FORMS[artifact["form"]].bundle else stem
+
+
+def platforms_of(artifact: dict[str, Any]) -> tuple[str, ...]:
+    """The systems that a raw artifact is meant for: all, if it does not say; but no phone takes blocks of positions."""
+    return tuple(artifact.get("platforms", PLATFORMS[:1] if artifact["form"] in BLOCK_FORMS else PLATFORMS))
+
+
+def context_of(artifact: dict[str, Any], raw: dict[str, Any]) -> int:
+    """Positions of a raw artifact: its own, its largest capacity's, or the config's."""
+    return int(artifact.get("context") or max(artifact.get("capacities", [0])) or raw["context"])
 
 
 def build(raw: dict[str, Any]) -> Config:
@@ -37,7 +58,11 @@ def build(raw: dict[str, Any]) -> Config:
             folder=None if raw["store"]["folder"] == "default" else raw["store"]["folder"],
             shared=None if raw["store"]["shared"] == "off" else raw["store"]["shared"],
         ),
-        folders={name: _build_folder(name, entry) for name, entry in raw["folders"].items()},
+        folders={
+            folder.name: folder
+            for name, entry in raw["folders"].items()
+            for folder in _folders(name, entry, raw)
+        },
         gates=Gates(
             tuple(gates["required"]),
             tuple(gates["reported"]),
@@ -79,20 +104,25 @@ def _build_dialogue(entry: dict[str, Any]) -> Dialogue:
 
 
 def _build_artifact(key: str, entry: dict[str, Any], raw: dict[str, Any]) -> Artifact:
-    layers = entry.get("layers")
+    layers, minimum = entry.get("layers"), entry.get("cache_minimum")
     return Artifact(
         key=key,
         form=entry["form"],
         recipe=entry.get("recipe"),
         compute=entry.get("compute"),
         published=published_name(entry, raw),
-        context=int(entry.get("context", raw["context"])),
+        context=context_of(entry, raw),
         layers=(int(layers[0]), int(layers[1])) if layers else None,
+        tables=entry.get("tables"),
+        cache_minimum=None if minimum is None else int(minimum),
+        capacities=tuple(int(capacity) for capacity in entry.get("capacities", ())),
+        platforms=platforms_of(entry),
     )
 
 
-def _build_folder(name: str, entry: dict[str, Any]) -> Folder:
-    return Folder(
+def _folders(name: str, entry: dict[str, Any], raw: dict[str, Any]) -> Iterator[Folder]:
+    """The folder itself; of one with the driver `decode` a language bundle for each artifact."""
+    folder = Folder(
         name=name,
         driver=entry.get("driver"),
         bundles=dict(entry.get("bundles", {})),
@@ -100,6 +130,12 @@ def _build_folder(name: str, entry: dict[str, Any]) -> Folder:
         tables_in=entry.get("tables_in"),
         tokenizer=entry.get("tokenizer", False),
     )
+    if folder.driver != DECODE:
+        yield folder
+        return
+    for key in folder.bundles.values():
+        inner = published_stem(raw["artifacts"][key], raw)
+        yield replace(folder, name=f"{name}/{inner}", bundles={DECODER: key})
 
 
 def _ids(values: list[int] | None) -> tuple[int, ...] | None:

@@ -32,10 +32,7 @@ def engine_problems(path: str, artifact: dict[str, Any], raw: dict[str, Any]) ->
             f"{path}.recipe: found {show(recipe)}; form {form} is for the Neural Engine, and linear codes do not "
             f"compile for it. {allowed(recipe, ENGINE_RECIPES)}"
         )
-    if not FORMS[form].layers:
-        for key in ("layers", "context"):
-            if key in artifact:
-                yield f"{path}.{key}: found {show(artifact[key])}; form {form} has no {key}, leave it out"
+    if form != "ane_chunk":
         return
     yield from _layers_problems(path, artifact, raw["num_hidden_layers"])
     context = artifact.get("context", raw["context"])
@@ -47,9 +44,7 @@ def engine_problems(path: str, artifact: dict[str, Any], raw: dict[str, Any]) ->
 
 
 def _layers_problems(path: str, artifact: dict[str, Any], total: int) -> Iterator[str]:
-    if "layers" not in artifact:
-        yield f"{path}.layers: missing; form {artifact['form']} needs the layers [first, last) that it has"
-    elif not _is_range(artifact["layers"], total):
+    if "layers" in artifact and not _is_range(artifact["layers"], total):
         yield (
             f"{path}.layers: found {show(artifact['layers'])}; allowed: [first, last) within [0, {total}) "
             "(num_hidden_layers), first is included and last is not"

@@ -10,33 +10,54 @@ from workflow_scripts.quantize.recipes import RECIPES, LinearEncoding, PaletteEn
 HUB_ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)", re.ASCII)
 
 
+PLATFORMS = ("macos", "ios")
+PRECISION = ("recipe", "compute")
+
+
 @dataclass(frozen=True)
 class Form:
-    """What a graph form needs: stored weights of a recipe, a compute precision, a range of layers.
+    """What a graph form is: which keys an artifact of it needs or may have beyond form and name, and what it becomes.
 
-    And what it is: a bundle, one with Metal kernels, one for the Neural Engine. A range of layers comes with a context
-    of its own.
+    A bundle; one with Metal kernels; one for the Neural Engine; raw tables, which are none of these.
     """
 
-    recipe: bool
-    compute: bool
-    bundle: bool
+    needs: tuple[str, ...]
+    may: tuple[str, ...] = ()
+    bundle: bool = True
     kernels: bool = False
     engine: bool = False
-    layers: bool = False
 
+
+_DECODE = Form((*PRECISION, "tables", "cache_minimum"), may=("context", "platforms"))
+_BLOCKS = Form((*PRECISION, "cache_minimum"), may=("context", "platforms"))
+_TABLES = Form(needs=(), bundle=False)
 
 FORMS = {
-    "hostcache_core": Form(recipe=True, compute=True, bundle=True),
-    "hostcache_metal": Form(recipe=True, compute=True, bundle=True, kernels=True),
-    "head": Form(recipe=True, compute=True, bundle=True),
-    "head_argmax": Form(recipe=True, compute=True, bundle=True),
-    "head_argmax_metal": Form(recipe=True, compute=True, bundle=True, kernels=True),
-    "ane_chunk": Form(recipe=True, compute=True, bundle=True, engine=True, layers=True),
-    "ane_head": Form(recipe=True, compute=True, bundle=True, engine=True),
-    "frontend": Form(recipe=False, compute=True, bundle=True),  # its tables are int8 per row in every variant
-    "raw_tables": Form(recipe=False, compute=False, bundle=False),
+    "hostcache_core": Form(PRECISION),
+    "hostcache_metal": Form(PRECISION, kernels=True),
+    "head": Form(PRECISION),
+    "head_argmax": Form(PRECISION),
+    "head_argmax_metal": Form(PRECISION, kernels=True),
+    "ane_chunk": Form((*PRECISION, "layers"), may=("context",), engine=True),
+    "ane_head": Form(PRECISION, engine=True),
+    "decode": _DECODE,
+    "decode_tbl": _DECODE,
+    "decode_ring": Form((*PRECISION, "tables", "capacities"), may=("platforms",)),
+    "stateful_core": _BLOCKS,
+    "ring_core": _BLOCKS,
+    "blend_core": Form(PRECISION, may=("context", "platforms")),
+    "frontend": Form(("compute",)),  # its tables are int8 per row in every variant
+    "raw_tables": _TABLES,
+    "raw_tables_int4": _TABLES,
 }
+TABLE_FORMS = ("raw_tables", "raw_tables_int4")
+DECODE_FORMS = ("decode", "decode_tbl", "decode_ring")
+STATE_CORES = ("stateful_core", "ring_core", "blend_core")
+"""Graph forms of cores that keep the kv_cache in states."""
+BLOCK_FORMS = ("stateful_core", "ring_core")
+"""Those that take several positions in one call."""
+GROWING_FORMS = ("decode", "decode_tbl", "stateful_core", "ring_core")
+"""Graph forms with a kv_cache whose length may change from call to call."""
 
 # recipe -> bits of the palettes in which it stores the matrices that kernels read
 KERNEL_BITS = {
@@ -55,6 +76,8 @@ ENGINE_CONTEXT = 2048  # a chunk compares positions in float16, which is exact u
 
 FRONTEND = "frontend"  # the role that another folder's raw tables (`tables_in`) can take over
 CHUNK = "chunk"  # stands for the roles chunk1, chunk2, ...: as many as there are
+DECODER = "decoder"  # stands for roles of any name: each is a folder of its own, where its role is this
+DECODE = "decode"  # the driver of such folders
 
 # driver -> role -> forms that can play it
 DRIVERS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -64,6 +87,7 @@ DRIVERS: dict[str, dict[str, tuple[str, ...]]] = {
         "head": ("head", "head_argmax", "head_argmax_metal", "ane_head"),
     },
     "chunks": {FRONTEND: ("frontend",), CHUNK: ("ane_chunk",), "head": ("ane_head",)},
+    DECODE: {DECODER: DECODE_FORMS},
 }
 
 # gate -> what each of its targets is: a bundle; a shipped bundle with kernels, or for the Neural Engine; the weights of
@@ -143,7 +167,9 @@ class Oracle:
 class Artifact:
     """One artifact; `published` is its file or folder name, with `.aimodel` if it is a bundle.
 
-    `context` is its own or the config's; `layers` is the range [first, last) of a chunk.
+    `context` is its own or the config's; `layers` is the range [first, last) of a chunk; `tables` is the key of the raw
+    tables that it is made with. `cache_minimum` and `capacities` are columns of the kv_cache: the fewest of one that
+    grows, or those of each function. `platforms` are the systems it is meant for.
     """
 
     key: str
@@ -153,6 +179,15 @@ class Artifact:
     published: str
     context: int
     layers: tuple[int, int] | None
+    tables: str | None
+    cache_minimum: int | None
+    capacities: tuple[int, ...]
+    platforms: tuple[str, ...]
+
+    @property
+    def positions(self) -> int:
+        """How many positions it has room for; a growing kv_cache of one token a call never fills its last column."""
+        return self.context - 1 if self.form in ("decode", "decode_tbl") else self.context
 
     @property
     def is_bundle(self) -> bool:
@@ -174,7 +209,8 @@ class Artifact:
 class Folder:
     """One release folder; `bundles` maps a role to an artifact key, `tables` lists artifact keys.
 
-    `tables_in` names the folder whose tables give this one's embeddings, if it has no front end of its own.
+    `tables_in` names the folder whose tables give this one's embeddings, if it has no front end of its own. A folder
+    with the driver `decode` is a language bundle: it lies in another one, and its name says so, `outer/inner`.
     """
 
     name: str
@@ -194,6 +230,11 @@ class Folder:
         """Keys of the decoder's chunks in their order; none where it is in one bundle."""
         numbers = range(1, len(self.bundles) + 1)
         return tuple(self.bundles[role] for number in numbers if (role := f"{CHUNK}{number}") in self.bundles)
+
+    @property
+    def decoder(self) -> str | None:
+        """Key of the bundle that is the whole decoder, of a language bundle."""
+        return self.bundles.get(DECODER) if self.driver == DECODE else None
 
     @property
     def can_chat(self) -> bool:
@@ -251,7 +292,16 @@ class Config:
 
     def positions(self, folder: Folder) -> int:
         """How many positions a folder's bundles have room for."""
-        return min((self.artifacts[key].context for key in folder.chunks), default=self.context)
+        keys = folder.chunks or (folder.decoder,)
+        return min((self.artifacts[key].positions for key in keys if key), default=self.context)
+
+    def tables_of(self, folder: Folder) -> tuple[str, ...]:
+        """Keys of the raw tables in another folder that a folder's host reads: a decoder's own, or all there are."""
+        if folder.tables_in is None:
+            return ()
+        if folder.decoder and (own := self.artifacts[folder.decoder].tables):
+            return (own,)
+        return self.folders[folder.tables_in].tables
 
     def gate_targets(self, gate: str, artifacts: Iterable[Artifact]) -> list[str]:
         """What a gate judges, each target by itself: published names, recipes, or the folders that can chat."""
@@ -268,7 +318,7 @@ class Config:
             case "recipe":
                 return sorted({artifact.recipe for artifact in artifacts if artifact.recipe})
             case "tables":
-                return [artifact.published for artifact in artifacts if artifact.form == "raw_tables"]
+                return [artifact.published for artifact in artifacts if artifact.form in TABLE_FORMS]
             case "long folder":
                 return [folder.name for folder in chats if self.positions(folder) >= LONG_RUN]
             case "chunk folder":

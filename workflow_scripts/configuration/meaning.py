@@ -9,6 +9,7 @@ from typing import Any
 from workflow_scripts.configuration.build import published_name
 from workflow_scripts.configuration.chunks import chunk_set_problems, engine_problems, roles_of
 from workflow_scripts.configuration.data import (
+    DECODE,
     DRIVERS,
     FORMS,
     FRONTEND,
@@ -16,12 +17,15 @@ from workflow_scripts.configuration.data import (
     HUB_ADDRESS,
     KERNEL_BITS,
     LONG_RUN,
+    TABLE_FORMS,
     Config,
 )
+from workflow_scripts.configuration.states import language_problems, state_problems
 from workflow_scripts.configuration.wording import allowed, show, twice
 from workflow_scripts.release.names import (
     CHUNKS_PLAN,
     MEASURED,
+    METADATA,
     PLAN,
     PROVENANCE,
     README,
@@ -33,7 +37,7 @@ from workflow_scripts.release.names import (
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PUBLISHED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PLACEHOLDERS = ("slug", "layers")
-_IN_A_FOLDER = (TOKENIZER, PROVENANCE, PLAN, CHUNKS_PLAN)
+_IN_A_FOLDER = (TOKENIZER, PROVENANCE, PLAN, CHUNKS_PLAN, METADATA)
 _IN_A_RELEASE = (README, SUMS, RELEASE, MEASURED)
 _LICENCES = ("license", "licence", "notice")  # a release carries the checkpoint's files that begin so
 _TARGETS = ("release", "gates", "bundles", "tiny_checkpoint")
@@ -42,7 +46,7 @@ _NO_TARGET = {
     "kernel bundle": "no folder holds a bundle with Metal kernels",
     "engine bundle": "no folder holds a bundle for the Neural Engine",
     "recipe": "no bundle of a folder or of gates.evidence has a recipe",
-    "tables": "no folder holds an artifact of form raw_tables",
+    "tables": "no folder holds raw tables",
     "folder": "no folder has a driver to chat with",
     "long folder": f"no folder has a driver to chat with and {LONG_RUN} positions",
     "chunk folder": "no folder has the driver chunks",
@@ -60,6 +64,7 @@ def meaning_problems(raw: dict[str, Any]) -> Iterator[str]:
         yield from _folder_problems(f"folders.{name}", folder, raw["artifacts"])
         yield from _tables_in_problems(name, folder, raw["folders"])
         yield from chunk_set_problems(f"folders.{name}", folder, raw)
+        yield from language_problems(f"folders.{name}", folder, raw)
     yield from twice({f"folders.{name}": name for name in raw["folders"]})
     yield from _evidence_problems(raw["gates"]["evidence"], raw["artifacts"])
 
@@ -161,8 +166,9 @@ def _artifact_problems(raw: dict[str, Any]) -> Iterator[str]:
     published: dict[str, str] = {}
     for key, artifact in raw["artifacts"].items():
         path = f"artifacts.{key}"
-        yield from _precision_problems(path, artifact)
+        yield from _form_problems(path, artifact)
         yield from engine_problems(path, artifact, raw)
+        yield from state_problems(path, artifact, raw)
         problem = _name_problem(artifact["name"])
         if problem:
             yield f"{path}.name: found {show(artifact['name'])}; {problem}"
@@ -183,17 +189,31 @@ def _reserved_problems(path: str, name: str, reserved: tuple[str, ...]) -> Itera
         yield f"{path}: the name {show(name)} is reserved, as are {', '.join(t for t in reserved if t != name)}"
 
 
-def _precision_problems(path: str, artifact: dict[str, Any]) -> Iterator[str]:
-    form = artifact["form"]
-    for key in ("recipe", "compute"):
-        needed = getattr(FORMS[form], key)
-        if needed and key not in artifact:
-            yield f"{path}.{key}: missing; form {form} needs a {key}"
-        if not needed and key in artifact:
-            yield f"{path}.{key}: found {show(artifact[key])}; form {form} has no {key}, leave it out"
-    if FORMS[form].kernels and artifact.get("recipe") not in {None, *KERNEL_BITS}:
+# Key of an artifact that depends on its form -> what it is, in the message that it is missing.
+_OF_A_FORM = {
+    "recipe": "a recipe",
+    "compute": "a compute",
+    "layers": "the layers [first, last) that it has",
+    "context": "a context",
+    "tables": "the raw tables that it is made with",
+    "cache_minimum": "the fewest columns of its kv_cache",
+    "capacities": "the columns of its kv_cache, one number for each function",
+    "platforms": "the systems it is for",
+}
+
+
+def _form_problems(path: str, artifact: dict[str, Any]) -> Iterator[str]:
+    """Keys that the form of an artifact needs or does not have, and what does not go together."""
+    name = artifact["form"]
+    form = FORMS[name]
+    for key, what in _OF_A_FORM.items():
+        if key in form.needs and key not in artifact:
+            yield f"{path}.{key}: missing; form {name} needs {what}"
+        if key not in (*form.needs, *form.may) and key in artifact:
+            yield f"{path}.{key}: found {show(artifact[key])}; form {name} has no {key}, leave it out"
+    if form.kernels and artifact.get("recipe") not in {None, *KERNEL_BITS}:
         yield (
-            f"{path}.recipe: found {show(artifact['recipe'])}; the kernels of form {form} read palettes. "
+            f"{path}.recipe: found {show(artifact['recipe'])}; the kernels of form {name} read palettes. "
             f"{allowed(artifact['recipe'], KERNEL_BITS)}"
         )
     if artifact.get("recipe") == "fp32" and artifact.get("compute") == "fp16":
@@ -229,8 +249,10 @@ def _folder_problems(path: str, folder: dict[str, Any], artifacts: dict[str, Any
             yield f"{place}: there is no artifact {show(key)}; {allowed(key, artifacts)}"
     for index, key in enumerate(tables):
         form = artifacts.get(key, {}).get("form", "raw_tables")
-        if form != "raw_tables":
-            yield f"{path}.tables[{index}]: artifact {key} is of form {form}; allowed: form raw_tables"
+        if form not in TABLE_FORMS:
+            yield (
+                f"{path}.tables[{index}]: artifact {key} is of form {form}; allowed: form {' or '.join(TABLE_FORMS)}"
+            )
     if driver is None:
         if bundles:
             yield f"{path}.driver: missing; bundles need a driver to run them. {allowed(None, DRIVERS)}"
@@ -242,7 +264,8 @@ def _folder_problems(path: str, folder: dict[str, Any], artifacts: dict[str, Any
             f"{path}.tables_in: found {show(folder['tables_in'])} beside bundles.{FRONTEND}; embeddings come from one "
             "of them, leave the other out"
         )
-    yield from _role_problems(path, folder, artifacts)
+    if driver != DECODE:
+        yield from _role_problems(path, folder, artifacts)
 
 
 def _tables_in_problems(name: str, folder: dict[str, Any], folders: dict[str, Any]) -> Iterator[str]:
