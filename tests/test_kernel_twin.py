@@ -33,6 +33,7 @@ from workflow_scripts.errors import UserError
 from workflow_scripts.kernels import palette_matvec_int4, palette_matvec_int8
 from workflow_scripts.kernels.binding import THREAD_PARAMETERS, KernelHead, KernelMatvec
 from workflow_scripts.kernels.packing import pack
+from workflow_scripts.model.linear import PaletteLinear
 from workflow_scripts.model.signature import FunctionSpec, TensorSpec
 from workflow_scripts.quantize.weights import Palette
 
@@ -201,6 +202,34 @@ def test_large_matrices_are_expanded_in_blocks_to_the_same_result(bundle, output
         for name, case in cases.items():
             for output, values in loaded.call(name, {"x": case.x[None, None]}).items():
                 np.testing.assert_array_equal(values, outputs[name][output], err_msg=f"{name} {output}")
+
+
+class PaletteThenKernel(torch.nn.Module):
+    """A palette that the program expands itself, as those beside the kernels of a core, and a kernel behind it."""
+
+    def __init__(self, bits, dtype):
+        super().__init__()
+        self.plain = PaletteLinear(palette(random_codes(bits, 64, 96), bits), getattr(torch, dtype))
+        self.kernel = matvec(palette(random_codes(bits, 32, 64), bits), dtype).layer
+
+    def forward(self, x):
+        return self.kernel(self.plain(x))
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [(8, "float16"), (4, "float32")])
+def test_small_palettes_beside_the_kernels_are_expanded_once_to_the_same_result(
+    tmp_path, monkeypatch, bits, dtype
+):
+    x = np.random.default_rng(9).normal(0, 1, (1, 1, 96)).astype(dtype)
+    spec = FunctionSpec({"x": TensorSpec(dtype, (1, 1, 96))}, {"y": TensorSpec(dtype, (1, 1, 32))})
+    save_bundle([Function("main", PaletteThenKernel(bits, dtype), spec)], tmp_path, {}, kernels())
+    found = []
+    for limit, look_ups in ((kernel_twin._EXPANDED_ONCE, 0), (0, 2)):
+        monkeypatch.setattr(kernel_twin, "_EXPANDED_ONCE", limit)
+        assert str(private.mlir_module(build_twin(tmp_path).program)).count("lut_to_dense") == look_ups
+        with open_bundle(tmp_path) as loaded:
+            found.append(loaded.call("main", {"x": x})["y"])
+    np.testing.assert_array_equal(*found)
 
 
 def test_the_interface_is_the_bundles_own(bundle, cases):

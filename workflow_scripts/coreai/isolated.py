@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from workflow_scripts.collection import paused_collection
 from workflow_scripts.errors import UserError
 from workflow_scripts.progress import TERMINAL
 
@@ -74,7 +75,9 @@ def main(arguments: list[str]) -> int:
     TERMINAL.addHandler(handler)
     TERMINAL.propagate = False
     try:
-        arrays = getattr(importlib.import_module(module), name)(**json.loads(parameters))
+        with paused_collection():
+            function = getattr(importlib.import_module(module), name)
+        arrays = function(**json.loads(parameters))
     except UserError as problem:
         print(str(problem).replace("\n", " "), file=sys.stderr)
         return _USER_ERROR

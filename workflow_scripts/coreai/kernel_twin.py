@@ -2,7 +2,9 @@
 
 Only a Mac can run the kernels (measured on Linux: "Unresolved symbol: coreai.metal4_kernel"). The twin is the shipped
 program itself with ordinary operators in the place of each kernel, over the very codes and codebook that the bundle
-stores. They compute what `kernels/reference.py` defines: sums of float32 products, rounded once at the end.
+stores. They compute what `kernels/reference.py` defines: sums of float32 products, rounded once at the end. The
+palettes that the program expands by itself are expanded here where they are small: the same values, once and not in
+every call.
 """
 
 import math
@@ -12,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,14 +41,16 @@ from workflow_scripts.errors import UserError
 from workflow_scripts.kernels.packing import GROUP_ROWS, WORD_BITS, unpack
 from workflow_scripts.kernels.partials import TILE_ROWS
 
-_AXES = re.compile(r"tensor<((?:\d+x)*)")
+_TENSOR = re.compile(r"tensor<((?:\d+x)*)(\w+)")
+_INDICES = {"ui4": 4, "ui8": 8}  # element type of a palette's indices -> their bits
+_ENTRIES = {"f16": np.float16, "f32": np.float32}  # element type of its codebook
 _NARROWEST = 4  # bits of the narrowest code
 _COPIES = 2  # the twin, and what the runtime lowers it to beside it
 # Weights that are expanded at a time: 128 MiB of float32, and as much for its transpose. A head of 262144 x 1536 at
 # once takes the process to 3.2 GB of anonymous memory, in blocks to 0.42 GB (measured).
 _BLOCK = 1 << 25
-# Up to so many weights in all kernels of a bundle, they are expanded once and not in every call: half the time of a
-# call of the embedded model (measured: 0.07 s against 0.13 s). E2B's MLPs would take 6.2 GB.
+# Up to so many weights in all kernels and palettes of a bundle, they are expanded once and not in every call: a third
+# of the time of a call of the embedded model (measured: 0.06 s against 0.16 s). E2B's MLPs would take 6.2 GB.
 _EXPANDED_ONCE = 1 << 26
 _COUNTED_NAME = re.compile(r"(.+)_[a-z]{8}")  # conversion appends eight letters to a kernel's own name
 
@@ -79,9 +84,9 @@ def build_twin(bundle: Path) -> Twin:
     if not operations:
         return Twin(program, kernels, 0)
     weights = sum(map(_codes_at_most, operations))
-    expand, growth = (
-        (_expanded_once, 4 * weights) if weights <= _EXPANDED_ONCE else (_expanded_in_each_call, 0)
-    )
+    weights += sum(math.prod(_axes(indices)) for indices, _ in private.look_ups(program))
+    small = weights <= _EXPANDED_ONCE
+    expand, growth = (_expanded_once, 4 * weights) if small else (_expanded_in_each_call, 0)
     path = bundle / "main.mlirb"
     stored = {constant.name: constant for constant in read_constants(path)}
 
@@ -95,6 +100,8 @@ def build_twin(bundle: Path) -> Twin:
         return reference(_scores(inputs[0], matrix, expand), inputs[0].type.dtype)
 
     private.replace_kernels(program, build)
+    if small:
+        private.replace_look_ups(program, partial(_looked_up, path, stored))
     return Twin(program, kernels, growth)
 
 
@@ -172,14 +179,41 @@ def _expanded_once(matrix: _Packed, groups: slice) -> np.ndarray:
     return np.ascontiguousarray(np.take_along_axis(entries, codes.astype(np.int64), axis=1).T)
 
 
+def _looked_up(
+    path: Path, stored: dict[str, Constant], indices: private.KernelValue, codebook: private.KernelValue
+) -> np.ndarray | None:
+    """The values of a palette in a plain export; None where it has another form, or indices in the program's text.
+
+    Indices are [N, ...], the codebook is [groups, 1, ..., entries, 1] with N / groups rows to a group.
+    """
+    bits, dtype = _INDICES.get(_element(indices)), _ENTRIES.get(_element(codebook))
+    shape, (groups, *blocks, entries, vector) = _axes(indices), _axes(codebook)
+    columns = math.prod(shape[1:])
+    by_rows = shape[0] % groups == 0 and {vector, *blocks} == {1}
+    if not (indices.resource and bits and dtype and by_rows) or columns * bits % WORD_BITS:
+        return None
+    words = _stored_bytes(path, stored, indices).reshape(shape[0], -1)
+    book = _stored_bytes(path, stored, codebook).view(dtype).reshape(groups, entries)
+    codes = unpack(np.ascontiguousarray(words).view(np.int32), bits)
+    rows = book.repeat(shape[0] // groups, axis=0)
+    return np.take_along_axis(rows, codes.astype(np.int64), axis=1).reshape(shape)
+
+
 def _rows(groups: slice) -> slice:
     return slice(groups.start * GROUP_ROWS, groups.stop * GROUP_ROWS)
 
 
 def _codes_at_most(kernel: private.KernelOperation) -> int:
     """Codes in a kernel's words, taking the narrowest."""
-    axes = [int(axis) for axis in _AXES.match(kernel.inputs[1].type_text)[1].split("x") if axis]
-    return math.prod(axes) * WORD_BITS // _NARROWEST
+    return math.prod(_axes(kernel.inputs[1])) * WORD_BITS // _NARROWEST
+
+
+def _axes(value: private.KernelValue) -> list[int]:
+    return [int(axis) for axis in _TENSOR.match(value.type_text)[1].split("x") if axis]
+
+
+def _element(value: private.KernelValue) -> str:
+    return _TENSOR.match(value.type_text)[2]
 
 
 def _shape(*axes: int) -> np.ndarray:

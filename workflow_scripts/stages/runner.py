@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from workflow_scripts import closure, manifest
+from workflow_scripts.collection import paused_collection
 from workflow_scripts.errors import GateFailed, UserError
 from workflow_scripts.files import (
     HashMemory,
@@ -199,7 +200,9 @@ def hash_memory_path(output: Path) -> Path:
 def _run(stage: str, job: Job) -> None:
     for name, path in job.inputs.items():
         _LOG.info("reads %s: %s", name, path)
-    importlib.import_module(f"workflow_scripts.stages.{stage}").run(job)
+    with paused_collection():
+        module = importlib.import_module(f"workflow_scripts.stages.{stage}")
+    module.run(job)
 
 
 def _trees(inputs: dict[str, Path]) -> dict[str, Path]:
