@@ -1,4 +1,4 @@
-"""Command line: `python -m workflow_scripts {stage,chat,verify,why,store,doctor} ...`."""
+"""Command line: `python -m workflow_scripts {stage,chat,verify,publish,why,store,doctor} ...`."""
 
 import os
 import sys
@@ -9,6 +9,7 @@ _USAGE = """usage: python -m workflow_scripts COMMAND ...
 
   chat FOLDER --prompt TEXT   answer from a release folder alone, through the Core AI runtime
   verify RELEASE              re-hash a release; names the first file that differs
+  publish RELEASE --repo OWNER/NAME [--yes]   upload a release to the Hugging Face Hub; without --yes a dry run
   why [TARGET]                what a run would rebuild, and which ingredient differs from the last build
   store list|size|prune|verify   the store of results
   doctor                      what works on this host and what will not
@@ -26,6 +27,8 @@ def main(arguments: list[str]) -> int:
             from workflow_scripts.release import chat as module
         case "verify":
             from workflow_scripts.release import verify as module
+        case "publish":
+            from workflow_scripts.release import publish as module
         case "why":
             from workflow_scripts import why as module
         case "store":

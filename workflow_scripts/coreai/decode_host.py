@@ -81,7 +81,9 @@ def refuse_other_tables(bundle: Path, tables: Tables) -> None:
         said = json.loads(path.read_text(encoding="utf-8"))["creatorDefinedMetadata"]
         checkpoint, layout = str(said["checkpoint"]), said.get("tables", tables.FORMAT)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{path} does not say which checkpoint the bundle is of: fetch or build it again") from None
+        raise UserError(
+            f"{path} does not say which checkpoint the bundle is of: fetch or build it again"
+        ) from None
     if checkpoint != tables.meta.checkpoint:
         raise UserError(
             f"{bundle.name} is of checkpoint {checkpoint[:12]}, its tables are of "
