@@ -40,7 +40,7 @@ if workflow.is_main_process and not workflow.dryrun:
 
 TABLES = next(
     (name for name, artifact in ARTIFACTS.items() if artifact.form == "raw_tables"),
-    "gemma4_gather_raw",
+    "none",  # then there is no front end, which alone is made of them
 )
 STAGE = (
     "python -m workflow_scripts stage {params.stage} --input {params.inputs:q} --params {params.json:q} "
@@ -411,7 +411,12 @@ def release_json():
         folders=list(CONFIG.folders),
         required_gates=list(required_gates()),
         artifacts={
-            a.published: {"form": a.form, "recipe": a.recipe, "compute": a.compute}
+            a.published: {
+                "form": a.form,
+                "recipe": a.recipe,
+                "compute": a.compute,
+                **({"platforms": a.platforms} if a.platforms else {}),
+            }
             for a in CONFIG.shipped().values()
         },
     )

@@ -153,6 +153,22 @@ def test_e2b_keeps_the_published_names():
     assert len(published.expect_ids) == 8
 
 
+def test_roles_of_decoders_have_any_names():
+    folders = load_config(changed("folders: {gpu-pipelined: {bundles: {frontend: decode_int4}}}")).folders
+    assert PIPELINED[0] in folders
+
+
+def test_a_long_run_that_no_decoder_has_room_for_is_refused_before_the_build():
+    raw = requiring("long_run", "{context: 512, folders: {ios-ane: null}}")
+    raw["oracle"]["dialogues"] = [{"name": "a", "prompt_ids": ids(320), "new_tokens": 8}]
+    with pytest.raises(
+        UserError, match=r"has long_run, but .* more than the 319 positions of folders\.gpu-pipe"
+    ):
+        load_config(raw)
+    raw["oracle"]["dialogues"][0]["prompt_ids"] = ids(319)
+    load_config(raw)
+
+
 def test_what_phones_cannot_run_is_refused_where_it_is_asked_for():
     growing = "artifacts: {{decode_int4_tbl: {{context: {}, cache_minimum: 1024, platforms: [{}]}}}}"
     for context, platform in ((2047, "ios"), (4096, "macos")):

@@ -116,7 +116,7 @@ def _build_artifact(key: str, entry: dict[str, Any], raw: dict[str, Any]) -> Art
         tables=entry.get("tables"),
         cache_minimum=None if minimum is None else int(minimum),
         capacities=tuple(int(capacity) for capacity in entry.get("capacities", ())),
-        platforms=platforms_of(entry),
+        platforms=platforms_of(entry) if "platforms" in FORMS[entry["form"]].may else (),
     )
 
 

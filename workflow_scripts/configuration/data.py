@@ -169,7 +169,8 @@ class Artifact:
 
     `context` is its own or the config's; `layers` is the range [first, last) of a chunk; `tables` is the key of the raw
     tables that it is made with. `cache_minimum` and `capacities` are columns of the kv_cache: the fewest of one that
-    grows, or those of each function. `platforms` are the systems it is meant for.
+    grows, or those of each function. `platforms` are the systems it is meant for,
+    none where its form says nothing of them.
     """
 
     key: str

@@ -101,6 +101,15 @@ def _idle_problems(config: Config, gate: str) -> Iterator[str]:
                     f"every entry of oracle.dialogues that belongs to it feeds more than the {room} positions of "
                     f"folders.{folder.name}; add a shorter one"
                 )
+    if gate == "long_run":
+        long = [d for d in dialogues if d.fed_if_full >= LONG_RUN]
+        for folder in config.folders.values():
+            room = config.positions(folder)
+            if folder.can_chat and room >= LONG_RUN and long and all(d.fed_at_least > room for d in long):
+                yield (
+                    f"every entry of oracle.dialogues that belongs to it feeds more than the {room} positions of "
+                    f"folders.{folder.name}; add a shorter one, or give the folder's bundles more context"
+                )
     if gate == "long_run" and not any(d.fed_if_full >= LONG_RUN for d in dialogues):
         yield (
             f"no entry of oracle.dialogues is known to feed {LONG_RUN} positions (prompt_ids + new_tokens - 1; of "
@@ -176,6 +185,15 @@ def _artifact_problems(raw: dict[str, Any]) -> Iterator[str]:
             published[f"{path}.name"] = published_name(artifact, raw)
             yield from _reserved_problems(f"{path}.name", published_name(artifact, raw), _IN_A_FOLDER)
     yield from twice(published)
+    yield from _frontend_problems(raw["artifacts"])
+
+
+def _frontend_problems(artifacts: dict[str, Any]) -> Iterator[str]:
+    """Front ends hold the rows of int8 tables, so these must be declared."""
+    forms = {key: artifact["form"] for key, artifact in artifacts.items()}
+    if "raw_tables" not in forms.values():
+        for key in (key for key, form in forms.items() if form == "frontend"):
+            yield f"artifacts.{key}: form frontend is made of int8 tables; needs an artifact of form raw_tables, too"
 
 
 def _folder_name_problems(name: str) -> Iterator[str]:
@@ -259,7 +277,7 @@ def _folder_problems(path: str, folder: dict[str, Any], artifacts: dict[str, Any
         return
     if not folder.get("tokenizer"):
         yield f"{path}.tokenizer: missing or false; a folder with a driver needs tokenizer: true, its input is text"
-    if FRONTEND in bundles and "tables_in" in folder:
+    if driver != DECODE and FRONTEND in bundles and "tables_in" in folder:
         yield (
             f"{path}.tables_in: found {show(folder['tables_in'])} beside bundles.{FRONTEND}; embeddings come from one "
             "of them, leave the other out"

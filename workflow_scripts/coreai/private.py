@@ -9,6 +9,7 @@ content and stay memory-mapped until they are written, and the other names count
 import hashlib
 import importlib.metadata
 import json
+import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -159,6 +160,8 @@ _KERNEL = "coreai.metal4_kernel"
 _TO_GPU, _FROM_GPU = "coreaix.copy_with_constraints", "coreaix.copy_discarding_constraints"
 _CONSTANT = "coreai.constant"
 _LOOK_UP = "coreai.lut_to_dense"
+_BLOCKS = "coreai.blockwise_shift_scale"
+_ZERO = re.compile(r"dense<-?0(?:\.0+(?:e\+00)?)?>")
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,10 +231,32 @@ def replace_look_ups(
 
     `expand` gets a palette's indices and codebook, and returns the elements of the result, or None to leave it.
     """
-    module = mlir_module(program)
+    _replace_by_constants(mlir_module(program), _LOOK_UP, lambda operation: expand(*_looked_up(operation)))
+
+
+def replace_block_codes(
+    program: AIProgram, expand: Callable[[KernelValue, KernelValue], np.ndarray | None]
+) -> None:
+    """Put constants in the place of block codes that the program multiplies by their steps in every call.
+
+    `expand` gets the codes and the steps, and returns the elements of the result, or None to leave it. Codes with an
+    offset or a bias, which no recipe has, are left.
+    """
+
+    def elements(operation: Any) -> np.ndarray | None:
+        codes, steps, *others = operation.operands
+        if not all(_ZERO.match(str(other.owner.attributes["value"])[:40]) for other in others):
+            return None
+        return expand(_kernel_value(codes), _kernel_value(steps))
+
+    _replace_by_constants(mlir_module(program), _BLOCKS, elements)
+
+
+def _replace_by_constants(module: Any, name: str, elements: Callable[[Any], np.ndarray | None]) -> None:
+    """Put a constant in the place of each operation of a name for which there are elements."""
     with module.context:
-        for _, operation in _named(module, _LOOK_UP):
-            expanded = expand(*_looked_up(operation))
+        for _, operation in _named(module, name):
+            expanded = elements(operation)
             if expanded is None:
                 continue
             (result,) = operation.results

@@ -44,14 +44,12 @@ def check_decode_evidence(verdict: Verdict, evidence: DecodeEvidence) -> bool:
     return check_evidence(verdict, evidence.recipe) and agree
 
 
-def gate_decoder(
-    verdict: Verdict, bundle: Path, evidence: DecodeEvidence, form: str, params: dict[str, Any]
-) -> None:
+def gate_decoder(verdict: Verdict, bundle: Path, evidence: DecodeEvidence, params: dict[str, Any]) -> None:
     """Every dialogue with numbers, as far as the caches go, token by token.
 
-    `params` are compute, context, and cache_minimum, or capacities of `decode_ring`, each of which must have run.
+    `params` are form, compute, context, and cache_minimum, or capacities of `decode_ring`, each of which must have run.
     """
-    recipe, compute, context = evidence.recipe, params["compute"], params["context"]
+    recipe, form, compute, context = evidence.recipe, params["form"], params["compute"], params["context"]
     config, exact = recipe.weights.config, recipe.hidden()
     refuse_other_tables(bundle, open_tables(evidence.tables))
     ids = {name: recipe.oracle.dialogues[name].fed_ids[: _positions(form, context)] for name in exact}

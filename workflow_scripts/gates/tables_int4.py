@@ -4,7 +4,7 @@ Judged from the two sets of files alone, by what the layout says of its bytes; t
 in it.
 
 Bound. On the grid of the training a weight w is k x s, a level k in -8..7 times the step s of its block, rounded to
-bfloat16 (or more exactly): |k s - w| <= half a unit of w's last place, which is 2^-8 of the power of two at or below
+bfloat16: |k s - w| <= half a unit of w's last place, which is 2^-8 of the power of two at or below
 |w|, and 2^-13 of that more where w was rounded to float32 first. The step t that is stored is s rounded to float16:
 |t - s| <= r, half a unit of t's last place, and below 2^-14, where steps are rounded up, a whole unit. Together
 

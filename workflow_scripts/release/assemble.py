@@ -169,7 +169,8 @@ def _tables_read(parts: Ingredients, name: str) -> list[dict[str, str]]:
     paths = [posixpath.normpath(f"{name}/{table}") for table in names]
     digests = [_digest_in(parts, name, path) for path in paths]
     for bundle, made_of in _provenance(parts.folders[name]).items():
-        made_with = made_of["inputs"].get("tables")
+        # A front end holds its tables: it reads none beside it.
+        made_with = None if made_of["stage"] == "export_frontend" else made_of["inputs"].get("tables")
         if digests and made_with and made_with not in digests:
             raise UserError(
                 f"`{name}/{bundle}` was made with other tables (digest {made_with[:12]}) than those that its folder "

@@ -11,6 +11,7 @@ from coreai.runtime import SpecializationOptions
 from workflow_scripts.coreai.chunk_bundles import open_chunks
 from workflow_scripts.coreai.chunk_host import Call, ChunkHost
 from workflow_scripts.coreai.decode_host import refuse_other_tables
+from workflow_scripts.coreai.expanded import expanded
 from workflow_scripts.coreai.host_cache import HostCache
 from workflow_scripts.coreai.runtime import Bundle, open_bundle
 from workflow_scripts.errors import UserError
@@ -169,10 +170,12 @@ def _open_chunk_set(folder: Path, plan: Plan, options: SpecializationOptions | N
 
 @contextmanager
 def _open_decode(folder: Path, plan: Plan, options: SpecializationOptions | None) -> Iterator[DecodeSet]:
-    with _open_bundles(folder, plan.bundles, options) as bundles:
-        check_functions(folder, bundles["decoder"].functions)
-        start = conversations(folder, plan, bundles["decoder"], _tables(folder, plan))
-        yield DecodeSet(start, _replaced(plan, bundles))
+    with (
+        expanded(folder / plan.bundles["decoder"]) as bundle,
+        open_bundle(bundle, options) as decoder,
+    ):
+        check_functions(folder, decoder.functions)
+        yield DecodeSet(conversations(folder, plan, decoder, _tables(folder, plan)), {})
 
 
 _Opener = Callable[[Path, Plan, SpecializationOptions | None], AbstractContextManager[BundleSet]]

@@ -16,4 +16,4 @@ def run(job: Job) -> None:
     with verdict.concluding(job.out):
         evidence = DecodeEvidence(Evidence.open(job.inputs), job.inputs["tables"])
         if check_decode_evidence(verdict, evidence):
-            gate_decoder(verdict, job.inputs["bundle"], evidence, job.params["form"], job.params)
+            gate_decoder(verdict, job.inputs["bundle"], evidence, job.params)
