@@ -17,12 +17,13 @@ RUN := PATH="$(CURDIR)/$(ENV)/bin:$$PATH" "$(CURDIR)/$(ENV)/bin/python"
 SNAKEMAKE := $(RUN) -m snakemake --cores $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help release test test-unit lint clean environment check-host
+.PHONY: help release test test-unit test-models lint clean environment check-host
 
 help:
 	@echo "make release      build and gate the release folders [CONFIG=config/NAME.yaml]"
 	@echo "make test         all tests"
 	@echo "make test-unit    the tests that take seconds"
+	@echo "make test-models  the whole release of the second embedded model (minutes)"
 	@echo "make lint         ruff, snakefmt, snakemake --lint"
 	@echo "make reproduce    two clean builds under different settings give the same bytes (minutes)"
 	@echo "make bench        what the Metal kernels read; what a rebuild costs, as a share of a cold build (minutes)"
@@ -34,7 +35,10 @@ release: environment
 	@$(SNAKEMAKE) release $(if $(CONFIG),--configfile "$(CONFIG)") $(SNAKEMAKE_FLAGS)
 
 test: environment
-	@$(RUN) $(PYTEST)
+	@$(RUN) $(PYTEST) -m "not other_model"
+
+test-models: environment
+	@$(RUN) $(PYTEST) -m other_model
 
 test-unit: environment
 	@$(RUN) $(PYTEST) -m "not end_to_end"

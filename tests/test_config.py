@@ -759,7 +759,7 @@ def test_targets_of_the_default_s_gates():
         *("metal_int8v3_L10", "metal_int8v3_L10_fp32", "head_argmax_kernel"),
         *("metal_int4km_L10", "metal_int4km_L10_fp32", "head_argmax_int4km"),
         *("decode_int4lin", "decode_int4lin_tbl", "decode_int4lin_tbl_ring", "decode_int4lin_tbl_fp32"),
-        *("stateful_L10_fp32", "ring_L10_fp32", "blend_L10_fp32"),
+        "ring_L10_fp32",
     }
     engine = {name for name in bundles if "_chunk" in name or "_argmax_int8." in name}
     shipped_kernels = {name for name in bundles if "_metal_" in name or "_argmax_" in name} - engine

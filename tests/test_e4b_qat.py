@@ -9,7 +9,7 @@ import pytest
 
 from workflow_scripts.checks.clone import copy_project
 
-pytestmark = pytest.mark.end_to_end
+pytestmark = [pytest.mark.end_to_end, pytest.mark.other_model]
 NAME = "gemma-4-tiny-e4b-qat"
 DECODERS = tuple(f"gemma4_tiny_e4b_qat_decode_int4qat{form}" for form in ("", "_tbl", "_tbl4", "_tbl4_ring"))
 
