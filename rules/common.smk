@@ -22,6 +22,7 @@ from workflow_scripts.config import (
 from workflow_scripts.errors import UserError
 from workflow_scripts.job_environment import share_with_jobs, store_arguments
 from workflow_scripts.manifest import forget_damaged
+from workflow_scripts.model.signature import ring_function
 from workflow_scripts.release.gate_results import not_run
 
 share_with_jobs(Path(workflow.basedir))
@@ -297,7 +298,7 @@ def language_of(folder):
     if folder.decoder is None:
         return None
     decoder = CONFIG.artifacts[folder.decoder]
-    functions = [f"decode_{capacity}" for capacity in decoder.capacities]
+    functions = [ring_function(capacity) for capacity in decoder.capacities]
     return {
         "compression": {"scheme": decoder.recipe},
         "functions": functions or ["main"],

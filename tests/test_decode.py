@@ -23,10 +23,10 @@ from workflow_scripts.coreai.bytecode import read_constants
 from workflow_scripts.coreai.decode_host import (
     DecodeHost,
     RingHost,
-    refuse_other_tables,
     token_rows,
     whole_table,
 )
+from workflow_scripts.coreai.pairing import refuse_other_tables
 from workflow_scripts.coreai.runtime import open_bundle
 from workflow_scripts.errors import UserError
 from workflow_scripts.gates.bounds import FP32_LOGITS

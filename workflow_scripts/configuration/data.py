@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from workflow_scripts.model.signature import conversation_positions
 from workflow_scripts.quantize.recipes import RECIPES, LinearEncoding, PaletteEncoding
 
 HUB_ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)", re.ASCII)
@@ -187,8 +188,8 @@ class Artifact:
 
     @property
     def positions(self) -> int:
-        """How many positions it has room for; a growing kv_cache of one token a call never fills its last column."""
-        return self.context - 1 if self.form in ("decode", "decode_tbl") else self.context
+        """How many positions it has room for."""
+        return conversation_positions(self.form, self.context) if self.form in DECODE_FORMS else self.context
 
     @property
     def is_bundle(self) -> bool:

@@ -3,19 +3,16 @@
 The same few lines stand in an app's engine. A host drives a `Program`: a loaded bundle, or the torch modules of one.
 """
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from workflow_scripts.errors import UserError
-from workflow_scripts.model.signature import FunctionSpec, TensorSpec
+from workflow_scripts.model.signature import FunctionSpec, TensorSpec, ring_capacities, ring_function
 from workflow_scripts.tables.dump import Tables
 
 MASKED = -1e4  # finite in float16
-RING_PREFIX = "decode_"
 _MAIN, _STEP = "main", "step"
 
 
@@ -69,28 +66,6 @@ class States:
 
 TokenInputs = Callable[[int], dict[str, Any]]
 """Token id -> the inputs of `decode` or `decode_tbl` that the per-layer table gives."""
-
-
-def refuse_other_tables(bundle: Path, tables: Tables) -> None:
-    """Raise UserError unless a bundle says that it is of the tables' checkpoint, and made with tables of their layout.
-
-    A bundle that takes no table, and is made with none, may be run with either layout.
-    """
-    path = bundle / "metadata.json"
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))["creatorDefinedMetadata"]
-        checkpoint, layout = str(said["checkpoint"]), said.get("tables", tables.FORMAT)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(
-            f"{path} does not say which checkpoint the bundle is of: fetch or build it again"
-        ) from None
-    if checkpoint != tables.meta.checkpoint:
-        raise UserError(
-            f"{bundle.name} is of checkpoint {checkpoint[:12]}, its tables are of "
-            f"{tables.meta.checkpoint[:12]}: fetch or build both again"
-        )
-    if layout != tables.FORMAT:
-        raise UserError(f"{bundle.name} is made for tables in {layout}, those at hand are in {tables.FORMAT}")
 
 
 def token_rows(program: Program, tables: Tables) -> TokenInputs:
@@ -152,25 +127,23 @@ class RingHost:
     def __init__(self, program: Program, token_inputs: TokenInputs) -> None:
         self.position = 0
         self._program, self._token_inputs = program, token_inputs
-        self.capacities = sorted(
-            int(name.removeprefix(RING_PREFIX)) for name in program.functions if name.startswith(RING_PREFIX)
-        )
+        self.capacities = ring_capacities(program.functions)
         smallest = self.capacities[0]
-        self.states = States(program, program.spec(_of_capacity(smallest)), smallest)
+        self.states = States(program, program.spec(ring_function(smallest)), smallest)
 
     def change_over(self) -> None:
         """Go on in the next larger capacity, whether this one is full or not. Raises UserError where there is none."""
         larger = [capacity for capacity in self.capacities if capacity > self.states.columns]
         if not larger:
             raise UserError(f"{self.states.columns} is the largest capacity")
-        self.states.grow(self._program.spec(_of_capacity(larger[0])), larger[0])
+        self.states.grow(self._program.spec(ring_function(larger[0])), larger[0])
 
     def step(self, token: int) -> np.ndarray:
         """Feed the next token id; logits [V] float32. Raises UserError past the last position."""
         _refuse_past(self.position, self.capacities[-1])
         if self.position == self.states.columns:
             self.change_over()
-        function = _of_capacity(self.states.columns)
+        function = ring_function(self.states.columns)
         inputs = {
             "input_ids": np.array([[token]], np.int32),
             "position_ids": np.array([[self.position]], np.int32),
@@ -255,10 +228,6 @@ def _embedded(spec: FunctionSpec, embeds: np.ndarray, per_layer: np.ndarray) -> 
         "inputs_embeds": embeds[None].astype(dtype),
         "per_layer_inputs": per_layer[None].astype(dtype),
     }
-
-
-def _of_capacity(capacity: int) -> str:
-    return f"{RING_PREFIX}{capacity}"
 
 
 def _said(spec: TensorSpec) -> str:

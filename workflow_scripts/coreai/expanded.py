@@ -5,22 +5,19 @@ model's decoder against 77 ms). The values are the same to the bit: a code has f
 rounded once in either way. Gate `numbers` runs every bundle as it ships; what feeds hundreds of tokens may run this.
 """
 
-import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from coreai.authoring import AIModelAsset
 
 from workflow_scripts.coreai import private
-from workflow_scripts.coreai.bytecode import Constant, read_constants
+from workflow_scripts.coreai.host_copy import axes, constants_of, element, saved_copy, stored_bytes
+from workflow_scripts.kernels.packing import unpack
 
 _SMALL = 1 << 26  # bytes of a program; E2B's would grow to 10 GB
-_TENSOR = re.compile(r"tensor<((?:\d+x)+)(\w+)>")
 _CODE_BITS = {"si4": 4, "si8": 8}
 _STEPS = {"f16": np.float16, "f32": np.float32}
 
@@ -29,54 +26,34 @@ _STEPS = {"f16": np.float16, "f32": np.float32}
 def expanded(bundle: Path) -> Iterator[Path]:
     """A folder to load in place of `bundle`, for the time of the block; the bundle itself where it is large.
 
-    And on a Mac, which runs what ships.
+    And on a Mac, which runs what ships. Raises UserError where there is no room for the copy.
     """
-    program = bundle / "main.mlirb"
-    if sys.platform == "darwin" or not program.is_file() or program.stat().st_size > _SMALL:
+    path = bundle / "main.mlirb"
+    if sys.platform == "darwin" or not path.is_file() or path.stat().st_size > _SMALL:
         yield bundle
         return
-    asset = AIModelAsset.load(bundle).program
-    stored = {constant.name: constant for constant in read_constants(program)}
-    private.replace_block_codes(asset, partial(_values, program, stored))
-    with tempfile.TemporaryDirectory() as home:
-        folder = Path(home) / bundle.name
-        folder.mkdir()
-        private.write_asset(asset, folder, {})
+    program, stored, sizes = AIModelAsset.load(bundle).program, constants_of(path), []
+
+    def values(codes: private.KernelValue, steps: private.KernelValue) -> np.ndarray | None:
+        """Codes [N, K] times steps [N, K / block], in the steps' type; None for anything else."""
+        shape, blocks = axes(codes), axes(steps)
+        bits, dtype = _CODE_BITS.get(element(codes)), _STEPS.get(element(steps))
+        if not (codes.resource and bits and dtype) or len(shape) != 2 or len(blocks) != 2:
+            return None
+        words = stored_bytes(path, stored, codes).reshape(shape[0], -1)
+        factors = stored_bytes(path, stored, steps).view(dtype).reshape(blocks)
+        product = _signed(words, bits).astype(dtype) * factors.repeat(shape[1] // blocks[1], axis=1)
+        sizes.append(product.nbytes)
+        return product
+
+    private.replace_block_codes(program, values)
+    with saved_copy(
+        program, bundle, sum(sizes), "runs as a temporary copy with its codes expanded"
+    ) as folder:
         yield folder
 
 
-def _values(
-    path: Path, stored: dict[str, Constant], codes: private.KernelValue, steps: private.KernelValue
-) -> np.ndarray | None:
-    """Codes [N, K] times steps [N, K / block], in the steps' type; None for anything else."""
-    shape, bits = _axes(codes), _CODE_BITS.get(_element(codes))
-    blocks, dtype = _axes(steps), _STEPS.get(_element(steps))
-    if not bits or not dtype or len(shape) != 2 or len(blocks) != 2 or codes.resource not in stored:
-        return None
-    numbers = _signed(_bytes(path, stored[codes.resource]), bits).reshape(shape)
-    if steps.elements is None:
-        factors = _bytes(path, stored[steps.resource]).view(dtype)
-    else:
-        factors = np.asarray(steps.elements, dtype)
-    factors = factors.reshape(blocks).repeat(shape[1] // blocks[1], axis=1)
-    return numbers.astype(dtype) * factors
-
-
-def _signed(data: np.ndarray, bits: int) -> np.ndarray:
-    """Codes int8 from their packed bytes, the low half first."""
-    if bits == 8:
-        return data.view(np.int8)
-    halves = np.stack([data << 4, data & 0xF0], axis=-1).view(np.int8)
-    return (halves >> 4).reshape(-1)
-
-
-def _bytes(path: Path, constant: Constant) -> np.ndarray:
-    return np.memmap(path, np.uint8, "r", constant.offset, (constant.size,))
-
-
-def _axes(value: private.KernelValue) -> list[int]:
-    return [int(axis) for axis in _TENSOR.match(value.type_text)[1].split("x") if axis]
-
-
-def _element(value: private.KernelValue) -> str:
-    return _TENSOR.match(value.type_text)[2]
+def _signed(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Codes [N, K] in two's complement from their packed bytes [N, K * bits / 8]."""
+    codes, half = unpack(np.ascontiguousarray(packed).view(np.int32), bits), 1 << (bits - 1)
+    return (codes ^ half).astype(np.int16) - half

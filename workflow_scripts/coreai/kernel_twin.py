@@ -9,10 +9,8 @@ every call.
 
 import math
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,16 +34,15 @@ from coreai.authoring import (
 )
 
 from workflow_scripts.coreai import private
-from workflow_scripts.coreai.bytecode import Constant, read_constants
+from workflow_scripts.coreai.bytecode import Constant
+from workflow_scripts.coreai.host_copy import axes, constants_of, element, saved_copy, stored_bytes
 from workflow_scripts.errors import UserError
 from workflow_scripts.kernels.packing import GROUP_ROWS, WORD_BITS, unpack
 from workflow_scripts.kernels.partials import TILE_ROWS
 
-_TENSOR = re.compile(r"tensor<((?:\d+x)*)(\w+)")
 _INDICES = {"ui4": 4, "ui8": 8}  # element type of a palette's indices -> their bits
 _ENTRIES = {"f16": np.float16, "f32": np.float32}  # element type of its codebook
 _NARROWEST = 4  # bits of the narrowest code
-_COPIES = 2  # the twin, and what the runtime lowers it to beside it
 # Weights that are expanded at a time: 128 MiB of float32, and as much for its transpose. A head of 262144 x 1536 at
 # once takes the process to 3.2 GB of anonymous memory, in blocks to 0.42 GB (measured).
 _BLOCK = 1 << 25
@@ -84,17 +81,17 @@ def build_twin(bundle: Path) -> Twin:
     if not operations:
         return Twin(program, kernels, 0)
     weights = sum(map(_codes_at_most, operations))
-    weights += sum(math.prod(_axes(indices)) for indices, _ in private.look_ups(program))
+    weights += sum(math.prod(axes(indices)) for indices, _ in private.look_ups(program))
     small = weights <= _EXPANDED_ONCE
     expand, growth = (_expanded_once, 4 * weights) if small else (_expanded_in_each_call, 0)
     path = bundle / "main.mlirb"
-    stored = {constant.name: constant for constant in read_constants(path)}
+    stored = constants_of(path)
 
     def build(kernel: private.KernelOperation, inputs: list[Value]) -> list[Value]:
         name, bits, reference = _reference_of(bundle, kernel.name)
         _check_call(bundle, name, bits, inputs)
         kernels.append(name)
-        words, codebook = (_stored_bytes(path, stored, value) for value in kernel.inputs[1:])
+        words, codebook = (stored_bytes(path, stored, value) for value in kernel.inputs[1:])
         rows, entries = inputs[1].type.shape[0], 1 << bits
         matrix = _Packed(bits, words.reshape(rows, -1), codebook.view(np.float16).reshape(-1, entries))
         return reference(_scores(inputs[0], matrix, expand), inputs[0].type.dtype)
@@ -105,29 +102,10 @@ def build_twin(bundle: Path) -> Twin:
     return Twin(program, kernels, growth)
 
 
-@contextmanager
-def saved_twin(twin: Twin, bundle: Path) -> Iterator[Path]:
-    """A temporary folder with the twin of `bundle`, as an asset; gone after the block.
-
-    Raises UserError where there is no room for it. That is asked before: a write error would end the process without
-    an exception and leave the folder (measured: "LLVM ERROR: IO failure on output stream").
-    """
-    place = tempfile.gettempdir()
-    needed = _COPIES * ((bundle / "main.mlirb").stat().st_size + twin.growth)
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise UserError(
-            f"{bundle.name} has Metal kernels, so this host runs a temporary copy without them: it needs {needed:,} "
-            f"bytes in {place}, where {free:,} are free; make room or set TMPDIR to another folder"
-        )
-    with tempfile.TemporaryDirectory() as home:
-        folder = Path(home) / bundle.name
-        try:
-            folder.mkdir()
-            private.write_asset(twin.program, folder, {})
-        except OSError as problem:
-            raise UserError(f"{folder} cannot be written: {problem.strerror}") from problem
-        yield folder
+def saved_twin(twin: Twin, bundle: Path) -> AbstractContextManager[Path]:
+    """A temporary folder with the twin of `bundle`, see `saved_copy`."""
+    why = "has Metal kernels, so this host runs a temporary copy without them"
+    return saved_copy(twin.program, bundle, twin.growth, why)
 
 
 def _palette_matvec(scores: Value, dtype: np.dtype) -> list[Value]:
@@ -186,14 +164,14 @@ def _looked_up(
 
     Indices are [N, ...], the codebook is [groups, 1, ..., entries, 1] with N / groups rows to a group.
     """
-    bits, dtype = _INDICES.get(_element(indices)), _ENTRIES.get(_element(codebook))
-    shape, (groups, *blocks, entries, vector) = _axes(indices), _axes(codebook)
+    bits, dtype = _INDICES.get(element(indices)), _ENTRIES.get(element(codebook))
+    shape, (groups, *blocks, entries, vector) = axes(indices), axes(codebook)
     columns = math.prod(shape[1:])
     by_rows = shape[0] % groups == 0 and {vector, *blocks} == {1}
     if not (indices.resource and bits and dtype and by_rows) or columns * bits % WORD_BITS:
         return None
-    words = _stored_bytes(path, stored, indices).reshape(shape[0], -1)
-    book = _stored_bytes(path, stored, codebook).view(dtype).reshape(groups, entries)
+    words = stored_bytes(path, stored, indices).reshape(shape[0], -1)
+    book = stored_bytes(path, stored, codebook).view(dtype).reshape(groups, entries)
     codes = unpack(np.ascontiguousarray(words).view(np.int32), bits)
     rows = book.repeat(shape[0] // groups, axis=0)
     return np.take_along_axis(rows, codes.astype(np.int64), axis=1).reshape(shape)
@@ -205,15 +183,7 @@ def _rows(groups: slice) -> slice:
 
 def _codes_at_most(kernel: private.KernelOperation) -> int:
     """Codes in a kernel's words, taking the narrowest."""
-    return math.prod(_axes(kernel.inputs[1])) * WORD_BITS // _NARROWEST
-
-
-def _axes(value: private.KernelValue) -> list[int]:
-    return [int(axis) for axis in _TENSOR.match(value.type_text)[1].split("x") if axis]
-
-
-def _element(value: private.KernelValue) -> str:
-    return _TENSOR.match(value.type_text)[2]
+    return math.prod(axes(kernel.inputs[1])) * WORD_BITS // _NARROWEST
 
 
 def _shape(*axes: int) -> np.ndarray:
@@ -259,13 +229,3 @@ def _check_call(bundle: Path, name: str, bits: int, inputs: list[Value]) -> None
             f"words int32 [N, K * {bits} / {WORD_BITS}] and codebook float16 [N / {GROUP_ROWS}, {1 << bits}]: "
             "build it again"
         )
-
-
-def _stored_bytes(path: Path, stored: dict[str, Constant], value: private.KernelValue) -> np.ndarray:
-    """A constant's bytes, uint8, flat; small and uniform constants have their elements in the program's text."""
-    if value.elements is not None:
-        return np.ascontiguousarray(value.elements).reshape(-1).view(np.uint8)
-    place = stored.get(value.resource or "")
-    if place is None:
-        raise UserError(f"{path} does not hold the constants that its Metal kernels take: build it again")
-    return np.memmap(path, np.uint8, "r", place.offset, (place.size,))

@@ -166,7 +166,7 @@ _ZERO = re.compile(r"dense<-?0(?:\.0+(?:e\+00)?)?>")
 
 @dataclass(frozen=True, eq=False)
 class KernelValue:
-    """A value that goes into a Metal kernel or a palette's look-up: its MLIR type's text, and where its elements are.
+    """What goes into a Metal kernel, a look-up or block codes: its MLIR type's text, and where its elements are.
 
     Large constants have the name of a resource of main.mlirb, small and uniform ones their elements, others neither.
     """

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from workflow_scripts.coreai.decode_host import refuse_other_tables
 from workflow_scripts.coreai.isolated import Arrays, isolated
+from workflow_scripts.coreai.pairing import refuse_other_tables
 from workflow_scripts.gates import bounds, state_runs
 from workflow_scripts.gates.blocks import row_blocks
 from workflow_scripts.gates.numbers import Evidence, check_evidence, compare, compare_choice
 from workflow_scripts.gates.state_numbers import check_beyond_the_window
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.model.names import HEAD_WEIGHT
+from workflow_scripts.model.signature import conversation_positions
 from workflow_scripts.quantize.weights import Weights
 from workflow_scripts.tables.open import open_tables
 
@@ -52,7 +53,9 @@ def gate_decoder(verdict: Verdict, bundle: Path, evidence: DecodeEvidence, param
     recipe, form, compute, context = evidence.recipe, params["form"], params["compute"], params["context"]
     config, exact = recipe.weights.config, recipe.hidden()
     refuse_other_tables(bundle, open_tables(evidence.tables))
-    ids = {name: recipe.oracle.dialogues[name].fed_ids[: _positions(form, context)] for name in exact}
+    ids = {
+        name: recipe.oracle.dialogues[name].fed_ids[: conversation_positions(form, context)] for name in exact
+    }
     for name, tokens in ids.items():
         text = f"{len(tokens)} of {len(exact[name])}"
         verdict.check(f"{name}: positions compared", bool(tokens), "at least 1", text)
@@ -75,11 +78,6 @@ def gate_decoder(verdict: Verdict, bundle: Path, evidence: DecodeEvidence, param
             compare_choice(
                 verdict, recipe.oracle.dialogues[name], found[name].argmax(axis=1), expected, bound
             )
-
-
-def _positions(form: str, context: int) -> int:
-    """Growing caches never fill their last column (the published bound)."""
-    return context if form == "decode_ring" else context - 1
 
 
 def _run(bundle: Path, tables: Path, ids: dict[str, list[int]], form: str, params: dict[str, Any]) -> Arrays:

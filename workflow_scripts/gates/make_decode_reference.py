@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from workflow_scripts.errors import UserError
 from workflow_scripts.gates.oracle import Oracle
 from workflow_scripts.gates.recipe_model import RecipeModel, write_reference
 from workflow_scripts.progress import track
@@ -23,11 +22,7 @@ def build_decode_reference(weights: Weights, tables: Tables, oracle: Oracle, out
     Arrays per dialogue, one row per fed position, float32: hidden [n, hidden], logits [n, vocab]. Raises UserError
     where weights and tables are of two checkpoints.
     """
-    if weights.checkpoint_digest != tables.meta.checkpoint:
-        raise UserError(
-            f"the weights are of checkpoint {weights.checkpoint_digest[:12]}, the tables of "
-            f"{tables.meta.checkpoint[:12]}: build both from one checkpoint"
-        )
+    tables.refuse_weights_of_another(weights.checkpoint_digest)
     model = RecipeModel.of(weights)
     arrays: dict[str, np.ndarray] = {}
     dialogues = oracle.with_numbers()

@@ -4,7 +4,7 @@ Export traces with it, gates compare a finished bundle with it, hosts allocate b
 Names and shapes are those of the published bundles, which apps load by name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -201,6 +201,7 @@ def frontend(config: TextConfig, context: int, compute: str) -> dict[str, Functi
 UNIFIED_CACHES = ("keyCache", "valueCache")
 SLIDING_CACHES = ("slidingKeyCache", "slidingValueCache")
 FULL_CACHES = ("fullKeyCache", "fullValueCache")
+_RING = "decode_"
 _TRACED_POSITIONS = 65  # of the published export
 _TRACED_QUERIES, _TRACED_OFFSET = 16, 8  # likewise
 
@@ -249,9 +250,24 @@ def decode_ring(
     inputs = {"input_ids": _TOKEN, "position_ids": _TOKEN} | _table_inputs(config, tables)
     outputs = {"logits": TensorSpec(dtype, (1, 1, config.vocab_size))}
     return {
-        f"decode_{capacity}": FunctionSpec(inputs, outputs, _ring_states(config, dtype, capacity))
+        ring_function(capacity): FunctionSpec(inputs, outputs, _ring_states(config, dtype, capacity))
         for capacity in capacities
     }
+
+
+def ring_function(capacity: int) -> str:
+    """The name of the function of `decode_ring` with so many columns."""
+    return f"{_RING}{capacity}"
+
+
+def ring_capacities(functions: Iterable[str]) -> list[int]:
+    """The capacities of a bundle's functions, ascending; none where it is of another form."""
+    return sorted(int(name.removeprefix(_RING)) for name in functions if name.startswith(_RING))
+
+
+def conversation_positions(form: str, context: int) -> int:
+    """How many ids a token decoder takes: a growing kv_cache never fills its last column (the published bound)."""
+    return context if form == "decode_ring" else context - 1
 
 
 def stateful_core(

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from workflow_scripts.errors import UserError
 from workflow_scripts.model.decoder import Decoder
 from workflow_scripts.model.frontend import GatherEmbeds, Int4Table, PerLayerMix, RowTable, Table
 from workflow_scripts.model.heads import LogitsHead
@@ -64,12 +63,8 @@ def token_decoder(
     The context projection is in the compute type `dtype`: a bfloat16 checkpoint's numbers keep all their digits in
     float16. Raises UserError where weights and tables are of two checkpoints.
     """
+    tables.refuse_weights_of_another(weights.checkpoint_digest)
     meta = tables.meta
-    if weights.checkpoint_digest != meta.checkpoint:
-        raise UserError(
-            f"the weights are of checkpoint {weights.checkpoint_digest[:12]}, the tables of {meta.checkpoint[:12]}: "
-            "build both from one checkpoint"
-        )
     embeds = GatherEmbeds(_embedding(tables), meta.embed_scale_main, torch.float32)
     mix = PerLayerMix(
         DenseLinear(torch.from_numpy(tables.projection).to(dtype)),

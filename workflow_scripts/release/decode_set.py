@@ -6,10 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
-from workflow_scripts.coreai.decode_host import RING_PREFIX, DecodeHost, RingHost, token_rows, whole_table
+from workflow_scripts.coreai.decode_host import DecodeHost, RingHost, token_rows, whole_table
 from workflow_scripts.coreai.runtime import Bundle
 from workflow_scripts.errors import UserError
-from workflow_scripts.model.signature import FunctionSpec
+from workflow_scripts.model.signature import FunctionSpec, ring_capacities, ring_function
 from workflow_scripts.release.plan import Plan, check_context
 from workflow_scripts.tables.dump import Tables
 
@@ -24,8 +24,8 @@ class Conversation(Protocol):
 class DecodeSet:
     """See `driver.BundleSet`."""
 
-    def __init__(self, start: Callable[[], Conversation], replaced: dict[str, int]) -> None:
-        self.replaced = replaced
+    def __init__(self, start: Callable[[], Conversation]) -> None:
+        self.replaced: dict[str, int] = {}
         self._start = start
         self.begin()
 
@@ -44,12 +44,10 @@ def conversations(folder: Path, plan: Plan, decoder: Bundle, tables: Tables) -> 
     Raises UserError where the plan does not fit the decoder. The bounds of a cache that grows are no part of a
     finished bundle: only the plan knows them.
     """
-    capacities = [
-        int(name.removeprefix(RING_PREFIX)) for name in decoder.functions if name.startswith(RING_PREFIX)
-    ]
+    capacities = ring_capacities(decoder.functions)
     if capacities:
-        _check_shape(folder, plan, decoder.spec(f"{RING_PREFIX}{max(capacities)}"))
-        check_context(folder, plan, max(capacities), "decoder was")
+        _check_shape(folder, plan, decoder.spec(ring_function(capacities[-1])))
+        check_context(folder, plan, capacities[-1], "decoder was")
         table = whole_table(decoder, tables)
         return lambda: RingHost(decoder, table)
     spec = decoder.spec("main")

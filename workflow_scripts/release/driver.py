@@ -10,9 +10,9 @@ from coreai.runtime import SpecializationOptions
 
 from workflow_scripts.coreai.chunk_bundles import open_chunks
 from workflow_scripts.coreai.chunk_host import Call, ChunkHost
-from workflow_scripts.coreai.decode_host import refuse_other_tables
 from workflow_scripts.coreai.expanded import expanded
 from workflow_scripts.coreai.host_cache import HostCache
+from workflow_scripts.coreai.pairing import refuse_other_tables
 from workflow_scripts.coreai.runtime import Bundle, open_bundle
 from workflow_scripts.errors import UserError
 from workflow_scripts.kernels.partials import chosen_token
@@ -175,7 +175,7 @@ def _open_decode(folder: Path, plan: Plan, options: SpecializationOptions | None
         open_bundle(bundle, options) as decoder,
     ):
         check_functions(folder, decoder.functions)
-        yield DecodeSet(conversations(folder, plan, decoder, _tables(folder, plan)), {})
+        yield DecodeSet(conversations(folder, plan, decoder, _tables(folder, plan)))
 
 
 _Opener = Callable[[Path, Plan, SpecializationOptions | None], AbstractContextManager[BundleSet]]

@@ -6,6 +6,7 @@ The tables of one checkpoint beside a bundle of another answer nonsense, and not
 import json
 from pathlib import Path
 
+from workflow_scripts.coreai.described import described
 from workflow_scripts.errors import UserError
 
 _BUNDLE, _COMPILED = ".aimodel", ".aimodelc"
@@ -21,14 +22,15 @@ def stated_checkpoint(path: Path) -> str:
 
     Raises UserError where there is none.
     """
-    is_bundle = path.suffix == _BUNDLE
-    record = path / ("metadata.json" if is_bundle else "meta.json")
+    if path.suffix == _BUNDLE:
+        return described(path)["checkpoint"]
+    record = path / "meta.json"
     try:
-        document = json.loads(record.read_text(encoding="utf-8"))
-        return (document["creatorDefinedMetadata"] if is_bundle else document)["checkpoint"]
+        return json.loads(record.read_text(encoding="utf-8"))["checkpoint"]
     except (OSError, ValueError, KeyError, TypeError):
-        what = "the bundle was" if is_bundle else "the tables were"
-        raise UserError(f"{record} does not say which checkpoint {what} made from: build again") from None
+        raise UserError(
+            f"{record} does not say which checkpoint the tables were made from: build again"
+        ) from None
 
 
 def check_origin(path: Path, identity: str) -> None:

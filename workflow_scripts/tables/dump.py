@@ -95,6 +95,14 @@ class Tables(ABC):
     def per_layer_arrays(self) -> dict[str, np.ndarray]:
         """The whole per-layer table by the names of the inputs of graph forms that take it (`decode_tbl`)."""
 
+    def refuse_weights_of_another(self, checkpoint: str) -> None:
+        """Raise UserError where `checkpoint`, the identity that weights have, is not the tables'."""
+        if checkpoint != self.meta.checkpoint:
+            raise UserError(
+                f"the weights are of checkpoint {checkpoint[:12]}, the tables of {self.meta.checkpoint[:12]}: build "
+                "both from one checkpoint"
+            )
+
     def embed(self, ids: np.ndarray) -> np.ndarray:
         """Scaled embeddings, float32 [S, D], of token ids [S]. Raises UserError for an id outside the vocabulary."""
         self._check(ids)
