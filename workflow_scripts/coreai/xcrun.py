@@ -37,7 +37,8 @@ class Ran:
     """A tool that came to an end.
 
     `problem` is None, or why it did not do what it was asked; `died_by` the signal's name where one ended it; `said`
-    all it printed. `seconds` and `peak_bytes`, the most memory that was resident at once, are measured.
+    all it printed. `seconds` and `peak_bytes`, the most memory that was resident at once, are measured; on Linux the
+    second is at least what the process that started the tool had (a stage: 24 MB).
     """
 
     problem: str | None
