@@ -6,7 +6,7 @@
 #                results/<model>/release                            what people download
 #                results/<model>/{logs,benchmarks}/<stage>/...      one file per job
 #
-# Targets:       release (default), gates, bundles, tiny_checkpoint
+# Targets:       release (default), aot, gates, bundles, publish, tiny_checkpoint
 from snakemake.utils import min_version
 
 min_version("9.27")
@@ -21,14 +21,18 @@ include: "rules/oracle.smk"
 include: "rules/tables.smk"
 include: "rules/weights.smk"
 include: "rules/export.smk"
+include: "rules/aot.smk"
 include: "rules/gates.smk"
 include: "rules/release.smk"
+include: "rules/publish.smk"
 
 
 localrules:
     release,
+    aot,
     gates,
     bundles,
+    publish,
 
 
 rule release:
@@ -37,6 +41,13 @@ rule release:
         result("release"),
     message:
         f"release: {RESULTS}/release"
+
+
+rule aot:
+    input:
+        wanted_ahead,
+    message:
+        "aot: compiled"
 
 
 rule gates:

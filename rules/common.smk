@@ -3,6 +3,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, workflow.basedir)
@@ -19,6 +20,7 @@ from workflow_scripts.config import (
     TABLE_FORMS,
     load_config,
 )
+from workflow_scripts.coreai.aot_host import why_not_built
 from workflow_scripts.errors import UserError
 from workflow_scripts.job_environment import share_with_jobs, store_arguments
 from workflow_scripts.manifest import forget_damaged
@@ -29,6 +31,8 @@ share_with_jobs(Path(workflow.basedir))
 
 try:
     CONFIG = load_config(config)
+    COMPILED = {bundle.folder: bundle for bundle in CONFIG.compiled()}
+    NOT_BUILT = why_not_built(CONFIG.aot_mode) if COMPILED else None
 except UserError as problem:
     raise WorkflowError(str(problem)) from None
 
@@ -53,6 +57,8 @@ wildcard_constraints:
     bundle="|".join(map(re.escape, BUNDLES)) or "-",
     recipe="|".join(map(re.escape, CONFIG.recipes())) or "-",
     folder="|".join(map(re.escape, CONFIG.folders)),
+    compiled="|".join(re.escape(bundle.result) for bundle in COMPILED.values()) or "-",
+    compiled_folder="|".join(map(re.escape, COMPILED)) or "-",
     tables="|".join(
         re.escape(name)
         for name, artifact in ARTIFACTS.items()
@@ -319,6 +325,48 @@ def chunks_of(folder):
     }
 
 
+def compiled_bundle(wildcards):
+    """One of the places of what the compiler makes; its bundle and target are the same in all."""
+    return next(
+        bundle for bundle in COMPILED.values() if bundle.result == wildcards.compiled
+    )
+
+
+def compiled_from(wildcards):
+    """The bundle that is compiled ahead of time."""
+    return result("bundles", compiled_bundle(wildcards).artifact.published)
+
+
+def target_json(wildcards):
+    """Parameters of the compiler."""
+    return to_json(**asdict(compiled_bundle(wildcards).target))
+
+
+def compiled_contents(wildcards):
+    """A compiled bundle, and the language bundle whose like it becomes."""
+    bundle = COMPILED[wildcards.compiled_folder]
+    contents = {"compiled": result("aot", bundle.result)}
+    if bundle.home.decoder:
+        contents["twin"] = result("package", bundle.home.name)
+    return contents
+
+
+def built_ahead():
+    """The compiled folders that this host builds: all or none."""
+    return {} if NOT_BUILT else COMPILED
+
+
+def wanted_ahead(wildcards):
+    """What target `aot` builds; whoever asks for it by name is not to get nothing."""
+    if not COMPILED:
+        raise WorkflowError(
+            "no artifact of a folder has targets, see artifacts.<name>.aot"
+        )
+    if NOT_BUILT:
+        raise WorkflowError(f"nothing is compiled ahead of time: {NOT_BUILT}")
+    return sorted({result("aot", bundle.result) for bundle in COMPILED.values()})
+
+
 def chunks_json(wildcards):
     """Parameters of the gate over a decoder in chunks."""
     folder = CONFIG.folders[wildcards.folder]
@@ -376,11 +424,16 @@ def reported_gates():
 
 
 def say_not_run():
-    """At the end of a run: which of its gates this host could not run, and why."""
+    """At the end of a run: which of its gates this host could not run, what it could not build, and why."""
     outputs = {str(output) for job in workflow.dag.jobs for output in job.output}
     gates = [Path(path) for path in all_gates().values() if path in outputs]
     for line in not_run(path for path in gates if path.is_file()):  # not with --until
         print(line, file=sys.stderr)
+    if NOT_BUILT and result("release") in outputs:
+        print(
+            f"not built: {len(COMPILED)} bundles ahead of time: {NOT_BUILT}",
+            file=sys.stderr,
+        )
 
 
 def shipped_recipes():
@@ -393,6 +446,7 @@ def release_contents():
     return {
         "checkpoint": result("checkpoint", "text"),
         **{f"folder_{name}": result("package", name) for name in CONFIG.folders},
+        **{f"folder_{name}": result("compiled", name) for name in built_ahead()},
         **{
             f"weights_{recipe}": result("weights", recipe)
             for recipe in shipped_recipes()
@@ -404,20 +458,45 @@ def release_contents():
     }
 
 
+def publishable(wildcards):
+    """The release, for somebody who has said where it goes; before hours of work go into it."""
+    if CONFIG.repository is None:
+        raise WorkflowError(
+            "name the repository: --config repository=OWNER/NAME, and publish=yes to really upload"
+        )
+    return result("release")
+
+
 def release_json():
     """Parameters of the release."""
     return to_json(
         model=CONFIG.model,
         slug=CONFIG.slug,
-        folders=list(CONFIG.folders),
+        folders=[*CONFIG.folders, *built_ahead()],
         required_gates=list(required_gates()),
         artifacts={
-            a.published: {
-                "form": a.form,
-                "recipe": a.recipe,
-                "compute": a.compute,
-                **({"platforms": a.platforms} if a.platforms else {}),
-            }
-            for a in CONFIG.shipped().values()
+            **{
+                a.published: declared(a)
+                | ({"platforms": a.platforms} if a.platforms else {})
+                for a in CONFIG.shipped().values()
+            },
+            **{b.published: declared(b.artifact) for b in built_ahead().values()},
         },
+        compiled={
+            folder: {
+                "bundle": f"{bundle.home.name}/{bundle.artifact.published}",
+                "target": asdict(bundle.target),
+            }
+            for folder, bundle in COMPILED.items()
+        },
+        not_built=NOT_BUILT,
     )
+
+
+def declared(artifact):
+    """What the release says of an artifact from the config."""
+    return {
+        "form": artifact.form,
+        "recipe": artifact.recipe,
+        "compute": artifact.compute,
+    }

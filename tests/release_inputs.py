@@ -167,6 +167,8 @@ def release_params(**changes: Any) -> dict[str, Any]:
         "folders": ["macos"],
         "required_gates": ["numbers"],
         "artifacts": artifacts,
+        "compiled": {},
+        "not_built": None,
         **changes,
     }
 

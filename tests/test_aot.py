@@ -29,6 +29,7 @@ from workflow_scripts.coreai.architectures import (
 )
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import tree_files
+from workflow_scripts.release.compiled import shared_identities
 from workflow_scripts.stages import runner
 
 GPU = Target("iOS", "h18p", "gpu", "27.0", False)
@@ -375,6 +376,6 @@ def test_without_a_preference_delegates_are_not_needed(made):
 
 def test_bundles_that_a_device_would_mix_up_are_told():
     records = {"a": {"main_hash": "1"}, "b": {"main_hash": "2"}, "c": {"main_hash": "1"}}
-    assert compiled.shared_identities(records) == ["a and c"]
+    assert shared_identities(records) == ["a and c"]
     unnamed = {"a": {"main_hash": None}, "b": {"main_hash": None}}
-    assert compiled.shared_identities(unnamed) == []
+    assert shared_identities(unnamed) == []

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 
-from workflow_scripts.release.catalog import catalog
+from workflow_scripts.release.catalog import catalog, variants
 
 TABLES = {"int8": "1" * 64, "int4": "4" * 64}
 
 
-def artifact(form, folder, digest, stage="export_decode_tbl", params=None, **inputs):
+def artifact(form, folder, digest, stage="export_decode_tbl", params=None, platforms=None, **inputs):
     return {
         "form": form,
         "folders": [folder],
@@ -17,6 +17,7 @@ def artifact(form, folder, digest, stage="export_decode_tbl", params=None, **inp
         "stage": stage,
         "params": params or {},
         "inputs": inputs,
+        **({"platforms": platforms} if platforms else {}),
     }
 
 
@@ -44,18 +45,29 @@ OTHERS = {
 }
 
 
-def compiled(architecture, platform="iOS", bundle="a"):
-    params = {"platform": platform, "architecture": architecture}
-    return artifact("aot", f"gpu-pipelined/x_tbl_aotc_{architecture}", "d", "aot", params, bundle=bundle * 64)
+def compiled(*architectures, platform="iOS", bundle="a", stem="x_tbl"):
+    """What becomes of a bundle ahead of time, by its published name: each in a folder of its own."""
+    return {
+        f"{stem}.{architecture}.aimodelc": artifact(
+            "decode_tbl",
+            f"gpu-pipelined/{stem}_aotc_{architecture}",
+            "de"[index],
+            "aot",
+            {"platform": platform, "architecture": architecture},
+            bundle=bundle * 64,
+        )
+        for index, architecture in enumerate(architectures)
+    }
 
 
 def test_macos_takes_the_bundle_and_ios_what_was_compiled_of_it():
-    document = release(**{"x_tbl.aimodel": DECODER, "x_tbl_aotc_h18p": compiled("h18p"), **OTHERS})
+    document = release(**{"x_tbl.aimodel": DECODER, **compiled("h18p"), **OTHERS})
     assert catalog(document) == {
         "version": 1,
         "models": [
             {
                 "id": "gemma-4-tiny",
+                "name": "gemma-4-tiny",
                 "repo": None,
                 "revision": None,
                 "kind": "chat",
@@ -77,10 +89,26 @@ def test_the_revision_is_filled_in_after_the_upload():
     assert entry["variants"].keys() == {"macos"} and document == before
 
 
+def test_what_is_not_meant_for_a_platform_is_not_offered_there():
+    """A phone's decoder has fewer positions, and for a Mac the kit takes no bundle that was compiled."""
+    phones = {
+        "a_tbl.aimodel": artifact(
+            "decode_tbl", "gpu-pipelined/a_tbl", "b", platforms=["ios"], tables=TABLES["int8"]
+        )
+    }
+    macs = {"x_tbl.aimodel": {**DECODER, "platforms": ["macos"]}}
+    compiled_of_both = compiled("h18p", bundle="b", stem="a_tbl") | compiled("h16c", platform="macOS")
+    found = variants(release(**phones, **macs, **compiled_of_both))
+    assert {platform: variant.folder for platform, variant in found.items()} == {
+        "macos": "gpu-pipelined/x_tbl",
+        "ios": "gpu-pipelined/a_tbl_aotc_h18p",
+    }
+    assert {variant.tables for variant in found.values()} == {"ios-frontend/gather_raw"}
+    assert variants(release(**phones)) == {}
+
+
 def test_of_several_architectures_the_oldest_is_named():
-    document = release(
-        **{f"x_tbl_aotc_{name}": compiled(name) for name in ("h19p", "h18p")}, **{"x_tbl.aimodel": DECODER}
-    )
+    document = release(**{**compiled("h19p", "h18p"), "x_tbl.aimodel": DECODER})
     assert catalog(document)["models"][0]["variants"]["ios"]["path"] == "gpu-pipelined/x_tbl_aotc_h18p"
 
 
@@ -89,7 +117,7 @@ def test_of_several_architectures_the_oldest_is_named():
     [
         OTHERS,
         {"x_tbl.aimodel": artifact("decode_tbl", "gpu-pipelined/x_tbl", "a", tables=TABLES["int4"])},
-        {"x_tbl_aotc_h16c": compiled("h16c", platform="macOS")},
+        compiled("h18p"),
     ],
     ids=["no such form", "tables that the kit does not read", "the bundle itself is not shipped"],
 )

@@ -11,7 +11,8 @@ import pytest
 from workflow_scripts.closure import ROOT
 from workflow_scripts.coreai import aot, compiled
 from workflow_scripts.coreai.architectures import Target
-from workflow_scripts.release.compile_script import COMPILE_SCRIPT, CompileJob, compile_script
+from workflow_scripts.release.compile_script import CompileJob, compile_script
+from workflow_scripts.release.names import COMPILE_SCRIPT
 
 GPU = Target("iOS", "h18p", "gpu", "27.0", False)
 MAC = Target("macOS", "h16c", "gpu", "27.0", True)
@@ -37,6 +38,7 @@ def release(tmp_path):
     (language / "tokenizer").mkdir()
     (language / "tokenizer/tokenizer.json").write_text("{}")
     (language / "metadata.json").write_text('{"assets": {"main": "x_tbl.aimodel"}, "name": "x_tbl"}\n')
+    (language / "gemma4_plan.json").write_text('{"bundles": {"decoder": "x_tbl.aimodel"}}\n')
     (folder / COMPILE_SCRIPT).write_text(compile_script(JOBS))
     return folder
 
@@ -81,6 +83,8 @@ def test_everything_is_compiled_into_folders_with_the_published_names(release, r
     assert (
         language / "metadata.json"
     ).read_text() == '{"assets": {"main": "x_tbl.h18p.aimodelc"}, "name": "x_tbl"}\n'
+    plan = (language / "gemma4_plan.json").read_text()
+    assert plan == '{"bundles": {"decoder": "x_tbl.h18p.aimodelc"}}\n'
     assert (language / "tokenizer/tokenizer.json").read_text() == "{}"
     assert [path.name for path in (output / "ios-ane/chunk1_aotc_h18p").iterdir()] == ["chunk1.h18p.aimodelc"]
     assert not list(output.glob(".*")) and sorted(release.rglob("*")) == before

@@ -170,7 +170,7 @@ def test_a_long_run_that_no_decoder_has_room_for_is_refused_before_the_build():
 
 
 def test_what_phones_cannot_run_is_refused_where_it_is_asked_for():
-    growing = "artifacts: {{decode_int4_tbl: {{context: {}, cache_minimum: 1024, platforms: [{}]}}}}"
+    growing = "artifacts: {{decode_int4_tbl: {{context: {}, cache_minimum: 1024, platforms: [{}], aot: []}}}}"
     for context, platform in ((2047, "ios"), (4096, "macos")):
         tbl = load_config(changed(growing.format(context, platform))).artifacts["decode_int4_tbl"]
         assert (tbl.context, tbl.positions, tbl.platforms) == (context, context - 1, (platform,))
@@ -284,6 +284,47 @@ COMMIT = "3e22461f65e89153144f8adb70e3b8c2cc9845a7"
             "oracle: {dialogues: [{name: a, new_tokens: 1, turns: [x]}, {name: A, new_tokens: 1, turns: [y]}]}",
             ["oracle.dialogues[1].name: 'A' is taken by oracle.dialogues[0].name"],
         ),
+        # ahead of time, and where a release goes
+        (
+            "artifacts: {core_metal_int4: {aot: [{platform: macOS, architecture: h18p, preferred_compute: gpu}]}}",
+            ["artifacts.core_metal_int4.aot[0]: architecture h18p belongs to iOS, not to macOS", "h16c"],
+        ),
+        (
+            "artifacts: {decode_int4_ring: {aot: "
+            "[{platform: iOS, architecture: h18p, preferred_compute: neural-engine}]}}",
+            ["artifacts.decode_int4_ring.aot[0]: linear 4-bit weights do not compile for the Neural Engine"],
+        ),
+        (
+            "artifacts: {core_metal_int4: {aot: [{platform: iOS, architecture: h18p, preferred_compute: gpu}, "
+            "{platform: iOS, architecture: h18p, preferred_compute: none}]}}",
+            ["artifacts.core_metal_int4.aot: has architecture h18p twice"],
+        ),
+        (
+            "artifacts: {decode_int4_tbl: {platforms: [macos]}}",
+            ["artifacts.decode_int4_tbl.aot[0]: found platform 'iOS'", "platforms are macos", "aot: []"],
+        ),
+        (
+            "artifacts: {gather_raw: {aot: [{platform: iOS, architecture: h18p, preferred_compute: gpu}]}}",
+            ["artifacts.gather_raw.aot: form raw_tables is no bundle"],
+        ),
+        (
+            "artifacts: {core_metal_int4: {aot: [{platform: iOS, architecture: h18p}]}}",
+            ["artifacts.core_metal_int4.aot[0].preferred_compute: missing", "`gpu`"],
+        ),
+        (
+            "artifacts: {core_metal_int4: {aot: [{platform: iOS, architecture: h18p, preferred_compute: gpu, "
+            "min_deployment_version: 27.0}]}}",
+            ["aot[0].min_deployment_version: found 27.0", "in quotes"],
+        ),
+        (
+            "artifacts: {gather_raw: {name: '{slug}_head_argmax_int4km_aotc_h18p'}}",
+            ["'gemma4_tiny_head_argmax_int4km_aotc_h18p' is taken by artifacts.head_kernel_int4.aot[0]"],
+        ),
+        ("aot: {mode: on}", ["aot.mode: found True", "require, auto, off"]),
+        ("repository: https://huggingface.co/me/x", ["repository: found", "OWNER/NAME"]),
+        ("publish: true", ["publish: found True", "repository: OWNER/NAME"]),
+        ("publish: 'yes'", ["publish: found 'yes'", "repository: OWNER/NAME"]),
+        ("publish: 'maybe'", ["publish: found 'maybe'", "allowed: True, False, yes, no"]),
         # artifacts
         (
             "artifacts: {x: {form: head, recipe: fp16, name: x}}",

@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.fakes import hub as fake
 from workflow_scripts.checks.clone import copy_project
 
 pytestmark = pytest.mark.end_to_end
@@ -18,14 +20,19 @@ FRANCE = "What is the capital of France?"
 PIPELINED = tuple(f"gpu-pipelined/gemma4_tiny_decode_int4lin{form}" for form in ("", "_tbl", "_tbl_ring"))
 CHATS = ("macos", "ios-gpu", "ios-ane", *PIPELINED)
 KERNELS = ("macos", "ios-gpu")
+AHEAD = (
+    *(f"{folder}_aotc_h18p" for folder in PIPELINED[1:]),
+    *(f"ios-gpu/gemma4_tiny_{stem}_aotc_h18p" for stem in ("metal_int4km_L10", "head_argmax_int4km")),
+)
+WITH_XCRUN = {"PATH": os.pathsep.join([str(ROOT / "tests/fakes"), os.environ["PATH"]]), "FAKE_XCRUN": "ok"}
 
 
-def run(command, folder):
-    """A command in a clone, with the store that all clones of this test share."""
+def run(command, folder, **more):
+    """A command in a clone, with the store that all clones of this test share, and more of an environment."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     # A check that has just built the release lends its store, so that it is not built twice.
     store = {"GEMMA4_STORE": os.environ.get("GEMMA4_CHECK_STORE") or str(folder.parent / "store")}
-    return subprocess.run(command, cwd=folder, env=environment | store, capture_output=True, text=True)
+    return subprocess.run(command, cwd=folder, env=environment | store | more, capture_output=True, text=True)
 
 
 def snakemake(folder, *arguments):
@@ -285,24 +292,98 @@ def test_a_wrong_config_stops_before_any_job(clone):
     assert "contxt: unknown key" in said and "Did you mean context?" in said
 
 
-def test_a_second_clone_with_the_same_store_builds_nothing(clone, release):
-    """Early cutoff on top: a comment in the tables' writer, whose output stays equal, reaches no export."""
+@pytest.fixture(scope="module")
+def mac(clone, release):
+    """A second clone on a host with Apple's compiler, or its stand-in, and the store of the first; the release there.
+
+    Early cutoff on top: a comment in the tables' writer, whose output stays equal, reaches no export.
+    """
     second = clone.parent / "second"
     copy_project(second)
     source = second / "workflow_scripts/tables/writer.py"
     source.write_text(source.read_text() + "# a comment\n")
-    built = snakemake(second, "-j2", "release")
+    built = run([sys.executable, "-m", "snakemake", "-j2", "aot", "release"], second, **WITH_XCRUN)
     assert built.returncode == 0, built.stderr[-3000:]
-    logs = {path: path.read_text() for path in (second / "results/gemma-4-tiny/logs").rglob("*.log")}
-    made = {path.stem for path, text in logs.items() if "from the store; digest" not in text}
+    return second
+
+
+def test_a_second_host_adds_what_is_compiled_and_repeats_nothing(clone, release, mac):
+    logs = {path: path.read_text() for path in (mac / "results/gemma-4-tiny/logs").rglob("*.log")}
+    made = {path.parent.name for path, text in logs.items() if "from the store; digest" not in text}
     # The checkpoint's large file has a writable name of its own, so it may be placed anew; it costs a second.
-    assert made - {"text"} == {"gemma4_gather_raw"}
-    assert {path.parent.name for path, text in logs.items() if "from the store; digest" not in text} <= {
-        "tables",
-        "checkpoint",
+    assert made - {"checkpoint"} == {"tables", "aot", "ios-gpu", "gpu-pipelined", "gpu", "release"}
+    again = [path.stem for path, text in logs.items() if "from the store; digest" not in text]
+    assert {name for name in again if "_aotc_" not in name} - {"text"} == {
+        *("gemma4_gather_raw", "macos", "ios-gpu", "release"),  # two of them gates that need a Mac
     }
-    sums = [folder / "results/gemma-4-tiny/release/SHA256SUMS" for folder in (clone, second)]
-    assert sums[0].read_bytes() == sums[1].read_bytes()
+    finished = mac / "results/gemma-4-tiny/release"
+    sums = [
+        dict(reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text().splitlines())
+        for folder in (release, finished)
+    ]
+    changed = {name for name in sums[0] if sums[1].get(name) != sums[0][name]}
+    assert changed == {"release.json", "README.md", "catalog.json"}  # what lists the others
+    added = {Path(name).parts[:2] for name in sums[1].keys() - sums[0].keys()}
+    assert {"/".join(parts) for parts in added} == set(AHEAD)
+
+
+def test_the_release_lists_what_is_compiled_ahead_of_time_or_why_it_is_not(clone, release, mac):
+    finished = mac / "results/gemma-4-tiny/release"
+    for folder, reason in ((release, "no xcrun on this host"), (finished, None)):
+        listed = json.loads((folder / "release.json").read_text())["aot"]
+        assert set(listed) == set(AHEAD) and {entry["not_built"] for entry in listed.values()} == {reason}
+        readme = (folder / "README.md").read_text()
+        assert all(name in readme for name in AHEAD)
+        assert (f"not built: {reason}" in readme) == bool(reason)
+    assert "not built: 4 bundles ahead of time: no xcrun on this host" in (clone / "build.log").read_text()
+    for name in AHEAD:
+        stem = Path(name).name.removesuffix("_aotc_h18p")
+        assert (finished / name / f"{stem}.h18p.aimodelc" / "main-h18p.mlirb").is_file()
+    assert run([sys.executable, "-m", "workflow_scripts", "verify", str(finished)], clone).returncode == 0
+
+
+def test_a_compiler_that_dies_stops_the_run_with_its_message(mac):
+    """Without the store; nothing that looks whole is left of the earlier result."""
+    crash = WITH_XCRUN | {"FAKE_XCRUN": "crash", "GEMMA4_STORE": "off"}
+    died = run([sys.executable, "-m", "snakemake", "-j2", "aot", "--forcerun", "compile_ahead"], mac, **crash)
+    assert died.returncode == 1
+    assert (
+        "gemma4_tiny_decode_int4lin_tbl.aimodel for iOS h18p (gpu): coreai-build died by SIGSEGV"
+        in died.stderr
+    )
+    assert not list((mac / "results/gemma-4-tiny/aot").glob("*.manifest.json"))
+
+
+@pytest.mark.skipif(bool(shutil.which("xcrun")), reason="this host has the compiler")
+def test_what_needs_the_compiler_stops_at_once_without_it(clone):
+    start = time.monotonic()
+    required = snakemake(clone, "-j2", "release", "--config", "aot={mode: require}")
+    assert time.monotonic() - start < 5
+    asked = snakemake(clone, "-n", "aot")
+    for stopped in (required, asked):
+        assert stopped.returncode == 1 and "no xcrun on this host" in stopped.stderr
+    assert "aot.mode is `require`" in required.stderr and "xcodebuild -downloadComponent" in required.stderr
+
+
+def test_the_release_is_published_by_its_target(clone, release, tmp_path, monkeypatch):
+    """Where to is asked before anything is built; it is sent only when that is said."""
+    without = snakemake(clone, "-j2", "publish")
+    assert without.returncode == 1 and "repository=OWNER/NAME" in without.stdout + without.stderr
+    log = clone / "results/gemma-4-tiny/logs/publish/release.log"
+    with fake.Hub(tmp_path / "hub") as hub:
+        for name in [name for name in os.environ if name.startswith("HF_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("HF_TOKEN", fake.TOKEN)
+        dry = snakemake(clone, "-j2", "publish", "--config", "repository=me/tiny")
+        assert dry.returncode == 0 and "dry run: all checks passed" in dry.stdout, dry.stderr[-3000:]
+        assert hub.requests == []
+        sent = snakemake(clone, "-j2", "publish", "--config", "repository=me/tiny", "publish=yes")
+        assert sent.returncode == 0, sent.stderr[-3000:]
+        pinned = f"pinned commit: {hub.repositories['me/tiny'][-1].oid}\n"
+        assert pinned in sent.stdout and pinned in log.read_text()
+        assert fake.TOKEN not in sent.stdout + sent.stderr + log.read_text()
 
 
 def test_why_names_the_edited_file(clone):

@@ -1,6 +1,7 @@
 """Folders that hold one whole decoder: what language engines read there, and the tables that lie elsewhere."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -284,14 +285,11 @@ def test_the_record_pairs_each_folder_with_its_tables(tmp_path: Path, ready: dic
 def test_the_readme_names_each_language_bundle(tmp_path: Path, ready: dict[str, Path]) -> None:
     text = (release(tmp_path, ready) / "README.md").read_text()
     for name in (NAME, RING):
-        assert f"| `{name}/` |" in text
+        assert re.search(rf"^\| `{name}/` \|.*\| `ios-frontend/{TABLES}/` \|", text, re.MULTILINE)
         assert f'python -m workflow_scripts chat RELEASE/{name} --prompt "' in text
-        assert (
-            f"`{name}/` reads the tables `ios-frontend/{TABLES}/`: keep both where they are in this release."
-            in text
-        )
         assert f"| `tokens_{name}` |" in text
-    assert "is a language bundle" in text and "\n\n\n" not in text
+    prose = re.sub(r"```.*?```", "```", text, flags=re.DOTALL)
+    assert "is a language bundle" in prose and "\n\n\n" not in prose
 
 
 def test_a_release_without_the_tables_is_refused(tmp_path: Path, ready: dict[str, Path]) -> None:

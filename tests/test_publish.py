@@ -266,6 +266,12 @@ def test_a_token_that_may_only_read_is_refused_before_anything_is_made(built, hu
     assert not hub.repositories
 
 
+def test_a_card_that_the_hub_refuses_is_told_before_anything_is_sent(release, hub):
+    edit(release, "README.md", "---\nlicense: my-own\n---\n# A card\n")
+    assert 'head of README.md ("license" must be one of' in refusal(release, hub)
+    assert not hub.repositories and hub.count("POST .*preupload") == 0
+
+
 def test_a_hub_that_is_not_there(built, tmp_path):
     with fake.Hub(tmp_path / "gone") as gone:
         pass
@@ -274,7 +280,7 @@ def test_a_hub_that_is_not_there(built, tmp_path):
 
 def test_a_commit_of_somebody_else_meanwhile_is_not_overwritten(built, hub):
     def meddle(method, path):
-        if path == "/api/validate-yaml":
+        if path == "/api/validate-yaml" and REPOSITORY in hub.repositories:  # the last step before the commit
             history = hub.repositories[REPOSITORY]
             history.append(fake.Commit({**history[-1].files, "theirs": fake.blob(b"x")}, history[-1].oid))
 

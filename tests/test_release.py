@@ -245,7 +245,7 @@ def test_every_file_is_listed_once_and_rightly(tmp_path: Path, ready: dict[str, 
     folder = release(tmp_path, ready)
     lines = (folder / "SHA256SUMS").read_text().splitlines()
     listed = dict(reversed(line.split("  ", 1)) for line in lines)
-    assert listed.keys() == names(folder) - {"SHA256SUMS", "measured.json"}
+    assert listed.keys() == names(folder) - {"SHA256SUMS", "measured.json", "statement.json"}
     assert list(listed) == sorted(listed)
     for name, expected in listed.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == expected
@@ -333,12 +333,12 @@ def test_the_readme_tells_a_downloader_what_they_need(tmp_path: Path, ready: dic
         assert wanted in text
     # The gate `device` is there and says why it was not run.
     assert "Runs on the GPU or the Neural Engine: no gate above is one" in text
-    assert "reads the tables" not in text and "run their source on a CPU" not in text
+    assert "| `macos/` | macOS | - |" in text and "run on a CPU" not in text
     assert "language bundle" not in text
     assert (folder / "LICENSE").read_text() == "Use it as you like.\n"
-    assert "3.25e-05" not in text and "\n\n\n" not in text
+    assert "3.25e-05" not in text and "\n\n\n" not in text.partition("```python")[0]
     table = [line for line in text.splitlines() if line.startswith("| `tiny_")]
-    assert all(line.replace("\\|", "").count("|") == 6 for line in table)
+    assert all(line.replace("\\|", "").count("|") == 7 for line in table)
 
 
 def test_a_local_checkpoint_without_licence_says_so(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_a_local_checkpoint_without_licence_says_so(tmp_path: Path) -> None:
     }
     folder = release(tmp_path, release_inputs, artifacts={})
     text = (folder / "README.md").read_text()
-    assert "Made from a local checkpoint" in text
+    assert "text decoder of a local checkpoint" in text
     assert "state no licence" in text and "the Neural Engine or a device: no gate above" in text
 
 
@@ -394,11 +394,11 @@ def test_a_reported_gate_may_be_not_run_but_must_not_fail(tmp_path: Path, ready:
     assert (record["verdict"], record["reason"], record["required"]) == ("not_run", "no Metal here", False)
     text = (folder / "README.md").read_text()
     assert "- `gpu_macos` on tiny_core.aimodel: no Metal here\n" in text
-    assert "- Runs on the Neural Engine: no gate" in text and "runs their source on a CPU" in text
-    assert "list of what the engine runs" not in text and "gemma4_chunks_plan.json" not in text
+    assert "- Runs on the Neural Engine: no gate" in text and "run on a CPU" in text
+    assert "list of what the Neural Engine runs" not in text and "gemma4_chunks_plan.json" not in text
     ready["gate_ane_core"] = given.gate(tmp_path, "ane")
     text = (release(tmp_path, ready) / "README.md").read_text()
-    assert "- Runs on the Neural Engine: no gate" in text and "list of what the engine runs" in text
+    assert "- Runs on the Neural Engine: no gate" in text and "list of what the Neural Engine runs" in text
     ready["gate_gpu_macos"] = given.gate(tmp_path, "gpu", "fail", "position 3: 17 is not 18")
     with pytest.raises(UserError, match=r"`gpu_macos` on tiny_core\.aimodel: fail \(position 3"):
         release(tmp_path, ready)
@@ -464,8 +464,7 @@ def test_a_folder_that_needs_another_says_so(tmp_path: Path, ready: dict[str, Pa
         "phone": ["front/tiny_gather_raw"],
     }
     assert record["phone"]["tables"][0]["digest"] == made_of["digest"]
-    wanted = "`phone/` reads the tables `front/tiny_gather_raw/`: keep both where they are in this release."
-    assert wanted in (folder / "README.md").read_text()
+    assert "| `phone/` | macOS, iOS | `front/tiny_gather_raw/` |" in (folder / "README.md").read_text()
 
 
 def test_files_of_an_earlier_matrix_do_not_survive(tmp_path: Path, ready: dict[str, Path]) -> None:

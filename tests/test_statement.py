@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import sha256_text
 from workflow_scripts.release import schema, seal, sums
-from workflow_scripts.release.statement import STATEMENT, altered_records, statement_text
+from workflow_scripts.release.names import STATEMENT
+from workflow_scripts.release.statement import altered_records, believed_digests, statement_text
 
 NAMES = ("release.json", "SHA256SUMS", STATEMENT)
 
@@ -45,6 +46,18 @@ def records_of(document):
 
 def altered(records):
     return altered_records(*(records[name] for name in NAMES))
+
+
+def test_a_release_holds_the_statement_that_follows_from_its_records(release, document, digests):
+    assert (release / STATEMENT).read_text() == statement_text(document, digests)
+    assert digests.keys() == {entry["path"] for entry in document["files"]} | {"release.json"}
+
+
+def test_a_record_that_is_not_of_its_schema_leaves_no_release(tmp_path):
+    inputs = given.release_inputs(tmp_path)
+    with pytest.raises(UserError, match=r"release.json is not of its schema: slug"):
+        given.build_release(tmp_path, inputs, given.release_params(slug="Gemma 4"))
+    assert not (tmp_path / "release").exists()
 
 
 def test_release_json_is_of_its_schema(document):
@@ -180,13 +193,13 @@ def test_two_altered_records_are_both_named(document):
     chance, records = random.Random(3), records_of(document)
     for _ in range(60):
         # What follows the subjects' digest in a statement can only be held against a whole release.json.
-        first, second = ("release.json", "SHA256SUMS") if chance.random() < 0.5 else ("SHA256SUMS", STATEMENT)
+        first, second = chance.choice([("release.json", "SHA256SUMS"), ("SHA256SUMS", STATEMENT)])
         damaged = dict(records)
         for name in (first, second):
             content = bytearray(records[name])
             content[chance.randrange(len(content))] ^= 0x10
             damaged[name] = bytes(content)
-        assert {first} <= altered(damaged).keys() and altered(damaged).keys() <= {first, second}
+        assert altered(damaged).keys() == {first, second}
 
 
 def test_an_emptied_record_is_no_crash(document):
@@ -194,3 +207,30 @@ def test_an_emptied_record_is_no_crash(document):
     for name in NAMES:
         for content in (b"", b"{}", b"[]", b"\xff\xfe", seal.sealed_text({"format": 1}).encode()):
             assert altered({**records, name: content}).keys() == {name}
+
+
+def test_what_a_statement_says_is_compiled_ahead_of_time_is_the_target_whether_it_was_built_or_not(document):
+    target = {"platform": "iOS", "architecture": "h18p"}
+    entry = {
+        "bundle": "macos/tiny_core.aimodel",
+        "target": target,
+        "devices": [],
+        "not_built": "no xcrun on this host",
+    }
+    texts = {
+        statement_text({**document, "aot": {"macos/compiled": {**entry, **built}}}, {})
+        for built in ({}, {"not_built": None})
+    }
+    (text,) = texts
+    asked = json.loads(text)["predicate"]["buildDefinition"]["externalParameters"]["aheadOfTime"]
+    assert asked == {"macos/compiled": {"bundle": "macos/tiny_core.aimodel", "target": target}}
+
+
+def test_the_digests_are_those_of_a_record_that_is_believed(document, digests):
+    changed = copy.deepcopy(document)
+    changed["files"][0]["sha256"] = "0" * 64
+    records, others = records_of(document), records_of(changed)
+    for name in NAMES:
+        damaged = {**records, name: others[name]}
+        assert believed_digests(*(damaged[name] for name in NAMES)) == digests
+    assert believed_digests(b"", b"\xff", b"") == {}

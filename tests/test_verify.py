@@ -1,5 +1,6 @@
 """`verify` finds every altered byte of a release and names the file that holds it, and only that one."""
 
+import json
 import os
 import random
 import shutil
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 
 from workflow_scripts.closure import ROOT
 from workflow_scripts.errors import UserError
-from workflow_scripts.files import canonical_json
-from workflow_scripts.release import seal, sums, verify
+from workflow_scripts.files import canonical_json, sha256_text
+from workflow_scripts.release import seal, statement, sums, verify
+from workflow_scripts.release.names import RECORDS
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def test_a_flipped_byte_in_any_file_names_that_file(built: Path, capsys: pytest.
 @settings(max_examples=250)
 @examples(data=st.data())
 def test_a_flipped_byte_anywhere_in_the_records_is_told_apart(built: Path, data: st.DataObject) -> None:
-    path = built / data.draw(st.sampled_from(["release.json", "SHA256SUMS", "measured.json", "README.md"]))
+    path = built / data.draw(st.sampled_from([*RECORDS, "README.md"]))
     position = data.draw(st.integers(0, path.stat().st_size - 1))
     before = flip(path, position, data.draw(st.integers(1, 255)))
     try:
@@ -89,7 +91,6 @@ def test_a_flipped_byte_anywhere_in_the_records_is_told_apart(built: Path, data:
 @examples(data=st.data())
 def test_two_altered_files_are_both_named(built: Path, data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(files_of(built)), min_size=2, max_size=2, unique=True))
-    both_lists = {path.name for path in chosen} == {"release.json", "SHA256SUMS"}
     positions = [data.draw(st.integers(0, path.stat().st_size - 1)) for path in chosen]
     before = {path: flip(path, position, 0x10) for path, position in zip(chosen, positions, strict=True)}
     try:
@@ -98,8 +99,8 @@ def test_two_altered_files_are_both_named(built: Path, data: st.DataObject) -> N
         for path, content in before.items():
             path.write_bytes(content)
     named = {path.relative_to(built).as_posix() for path in chosen}
-    # With release.json unreadable, a well-formed but altered line of SHA256SUMS looks like an altered file.
-    assert found == named or (both_lists and "release.json" in found and len(found) >= 2)
+    # What follows the subjects' digest in a statement can only be held against a whole release.json.
+    assert found == named or (named == {"release.json", "statement.json"} and found == {"release.json"})
 
 
 @pytest.mark.parametrize(
@@ -113,9 +114,7 @@ def test_two_altered_files_are_both_named(built: Path, data: st.DataObject) -> N
     ],
     ids=["longer", "shorter", "crlf", "bom", "empty"],
 )
-@pytest.mark.parametrize(
-    "name", ["release.json", "SHA256SUMS", "measured.json", "README.md", "macos/gemma4_plan.json"]
-)
+@pytest.mark.parametrize("name", [*RECORDS, "README.md", "macos/gemma4_plan.json"])
 def test_other_alterations_are_found(release: Path, name: str, alter) -> None:
     (release / name).write_bytes(alter((release / name).read_bytes()))
     assert problems(release).keys() == {name}
@@ -215,11 +214,89 @@ def test_a_release_of_a_later_format_is_refused(release: Path) -> None:
         verify.verify(release)
 
 
-def test_a_record_that_was_sealed_anew_does_not_fit_the_sums(release: Path) -> None:
+@contextmanager
+def edited(path: Path, content: str) -> Iterator[None]:
+    """A file with other content for a while."""
+    before = path.read_bytes()
+    path.write_text(content)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+def test_a_verdict_that_was_edited_and_sealed_anew_is_pinned_on_release_json(release: Path) -> None:
     document = seal.open_sealed((release / "release.json").read_bytes())
     document["gates"]["device"]["verdict"] = "pass"
-    (release / "release.json").write_text(seal.sealed_text(document))
-    assert problems(release).keys() == {"SHA256SUMS"}
+    with edited(release / "release.json", seal.sealed_text(document)):
+        assert problems(release).keys() == {"release.json"}
+
+
+def test_an_edited_digest_is_pinned_on_the_record_that_holds_it(release: Path) -> None:
+    """Even where the record carries a digest of itself, made anew: the file is what the other two say it is."""
+    document = seal.open_sealed((release / "release.json").read_bytes())
+    digests = sums.parse_sums((release / "SHA256SUMS").read_bytes())
+    other = {**digests, "README.md": "0" * 64}
+    document["files"] = [{**entry, "sha256": other[entry["path"]]} for entry in document["files"]]
+    for name, text in {
+        "release.json": seal.sealed_text(document),
+        "SHA256SUMS": sums.format_sums(other),
+        "statement.json": statement.statement_text(document, other),
+    }.items():
+        with edited(release / name, text):
+            assert problems(release).keys() == {name}
+
+
+def test_a_statement_with_another_story_is_pinned_on_it(release: Path) -> None:
+    """Its subjects are right, and so is the digest over them: only what release.json gives differs."""
+    told = json.loads((release / "statement.json").read_text())
+    told["predicate"]["buildDefinition"]["resolvedDependencies"][0]["digest"]["gitCommit"] = "0" * 40
+    with edited(release / "statement.json", canonical_json(told)):
+        assert problems(release).keys() == {"statement.json"}
+
+
+@pytest.mark.parametrize("content", [{"format": 1}, {"format": 1, "files": [{"path": 5, "sha256": 5}]}])
+def test_a_record_that_was_replaced_is_no_crash(release: Path, content: dict) -> None:
+    with edited(release / "release.json", seal.sealed_text(content)):
+        assert problems(release).keys() == {"release.json"}
+        for name in ("SHA256SUMS", "statement.json"):
+            (release / name).unlink()
+        assert problems(release) == {
+            "release.json": "altered (its seal does not fit its content, or it lists no files)",
+            "SHA256SUMS": "missing",
+            "statement.json": "missing",
+        }
+
+
+def test_a_release_says_of_release_json_what_it_is(release: Path) -> None:
+    """`sha256sum -c` and whoever reads statements check release.json, too."""
+    expected = sha256_text((release / "release.json").read_text())
+    subjects = json.loads((release / "statement.json").read_text())["subject"]
+    assert {"name": "release.json", "digest": {"sha256": expected}} in subjects
+    assert sums.parse_sums((release / "SHA256SUMS").read_bytes())["release.json"] == expected
+
+
+HUBS = {
+    ".gitattributes": "*.bin filter=lfs\n",
+    ".cache/huggingface/.gitignore": "*",
+    ".cache/huggingface/download/README.md.metadata": "abc",
+}
+
+
+def test_what_the_hub_adds_to_a_download_is_passed_over(release: Path) -> None:
+    before = verify.verify(release)
+    given.write_files(release, HUBS)
+    (release / ".cache/huggingface/link").symlink_to("nowhere")
+    assert verify.verify(release) == before
+
+
+def test_nothing_else_that_looks_like_the_hubs_is_passed_over(release: Path) -> None:
+    strays = {".cache/other", ".cache/huggingface2", "macos/.gitattributes", "macos/.cache/huggingface/a"}
+    given.write_files(release, dict.fromkeys(strays, ""))
+    assert problems(release) == dict.fromkeys(strays, "not part of the release")
+    (release / ".gitattributes").symlink_to("nowhere")
+    (release / ".cache/huggingface").symlink_to(release.parent)
+    assert problems(release).keys() == strays | {".cache/huggingface"}
 
 
 def test_long_work_shows_progress(

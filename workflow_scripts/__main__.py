@@ -8,7 +8,7 @@ from workflow_scripts.errors import UserError
 _USAGE = """usage: python -m workflow_scripts COMMAND ...
 
   chat FOLDER --prompt TEXT   answer from a release folder alone, through the Core AI runtime
-  verify RELEASE              re-hash a release; names the first file that differs
+  verify RELEASE [--rebuild]  re-hash a release, name every file that differs; --rebuild also builds it again
   publish RELEASE --repo OWNER/NAME [--yes]   upload a release to the Hugging Face Hub; without --yes a dry run
   why [TARGET]                what a run would rebuild, and which ingredient differs from the last build
   store list|size|prune|verify   the store of results

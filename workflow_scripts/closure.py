@@ -22,6 +22,7 @@ _XCODE_LINK = "/var/db/xcode_select_link"
 # The Metal compiler is no part of Xcode since version 26: it is fetched, and mounted, by itself.
 _METAL_TOOLCHAINS = (
     "/System/Library/AssetsV2/com_apple_MobileAsset_MetalToolchain",
+    "~/Library/Developer/DVTDownloads/MetalToolchain/mounts",
     "/var/run/com.apple.security.cryptexd/mnt",
 )
 _DISTRIBUTIONS = {"coreai": "coreai-core", "yaml": "pyyaml"}  # import name -> distribution where they differ
@@ -62,15 +63,14 @@ def stage_tools(stage: str) -> dict[str, str]:
 
 
 def stage_host(stage: str) -> dict[str, str]:
-    """What of the host may matter to a stage: Python's version and, where bundles are run, the machine.
+    """What of the host may matter to a stage: Python's version, and the system where its GPU or Apple's tools are used.
 
-    A verdict of one machine's runtime says nothing about another's; the GPU and Apple's tools are the system's.
+    The machine is not in it, so that a Mac finishes a release without repeating what Linux built and judged. On which
+    machine a gate ran is in its `measured.json`.
     """
     host = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
     reached = {path.name for path in stage_sources(stage) if path.parent == PACKAGE / "coreai"}
-    if "runtime.py" in reached:
-        host["machine"] = f"{platform.system()} {platform.machine()}"
-    if "gpu.py" in reached:
+    if {"gpu.py", "xcrun.py"} & reached:
         local = " without its Core AI" if "USE_LOCAL_COREAI" in os.environ else ""
         host["macos"] = (platform.mac_ver()[0] or "none") + local
     if "xcrun.py" in reached:
@@ -91,8 +91,12 @@ def _tools_behind(xcrun: str | None, developer: str | None) -> str:
     parts = [sha256_file(Path(xcrun)), str(xcode)]
     version = xcode.parent / "version.plist"
     parts += [sha256_file(version)] if version.is_file() else []
-    parts += [path.name for folder in _METAL_TOOLCHAINS for path in sorted(Path(folder).glob("*"))]
+    parts += [path.name for folder in _METAL_TOOLCHAINS for path in _entries(folder)]
     return sha256_text(canonical_json(parts))[:16]
+
+
+def _entries(folder: str) -> list[Path]:
+    return sorted(Path(os.path.expanduser(folder)).glob("*"))  # noqa: PTH111 (Path.home raises without a home)
 
 
 def stage_code(stage: str) -> dict[str, str]:

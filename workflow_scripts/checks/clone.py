@@ -2,13 +2,17 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from workflow_scripts.closure import ROOT
 from workflow_scripts.errors import UserError
+
+_ENDING = 10  # seconds that Snakemake may take to stop its jobs
 
 
 def copy_project(target: Path) -> None:
@@ -24,11 +28,19 @@ def copy_project(target: Path) -> None:
 
 
 def build(
-    project: Path, *arguments: str, umask: int = -1, environment: Mapping[str, str] | None = None
+    project: Path,
+    *arguments: str,
+    umask: int = -1,
+    environment: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
 ) -> str:
-    """Run Snakemake in a copy; returns what it printed. Raises UserError with its last lines where it failed."""
+    """Run Snakemake in a copy; returns what it printed, and calls `on_line` with each line as it comes.
+
+    Raises UserError with its last lines where it failed.
+    """
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    run = subprocess.run(
+    lines = []
+    with subprocess.Popen(
         [sys.executable, "-m", "snakemake", *arguments],
         cwd=project,
         env=inherited | dict(environment or {}),
@@ -37,8 +49,27 @@ def build(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-    )
+    ) as run:
+        try:
+            for line in run.stdout or ():
+                lines.append(line)
+                on_line(line.rstrip("\n"))
+            run.wait()
+        finally:
+            _end(run)
     if run.returncode:
-        tail = "\n".join(run.stdout.splitlines()[-30:])
+        tail = "".join(lines[-30:]).rstrip()
         raise UserError(f"`snakemake {' '.join(arguments)}` failed in {project}:\n{tail}")
-    return run.stdout
+    return "".join(lines)
+
+
+def _end(run: subprocess.Popen) -> None:
+    """Let Snakemake stop its jobs where this process is interrupted, since the copy may be deleted next.
+
+    A terminal has interrupted it, too; where it was not, it is now.
+    """
+    for stop in (partial(run.send_signal, signal.SIGINT), run.kill):
+        try:
+            run.wait(_ENDING)
+        except subprocess.TimeoutExpired:
+            stop()

@@ -7,13 +7,11 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 
 from workflow_scripts.checks.clone import build, copy_project
+from workflow_scripts.checks.compare import where
 from workflow_scripts.errors import UserError
-
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ def first_difference(one: Path, other: Path) -> str | None:
         if name not in sums[0] or name not in sums[1]:
             return f"{name} is in one build only"
         if sums[0][name] != sums[1][name]:
-            return f"{name} differs {_where(one / name, other / name)}"
+            return f"{name} differs {where(one / name, other / name)}"
     return "SHA256SUMS differ in their form only"
 
 
@@ -76,20 +74,6 @@ def _build(home: Path, host: Host) -> Path:
 def _sums(release: Path) -> dict[str, str]:
     lines = (release / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-
-
-def _where(one: Path, other: Path) -> str:
-    """Offset, with the text around it where it is text."""
-    with one.open("rb") as first, other.open("rb") as second:
-        start = 0
-        while True:
-            blocks = first.read(_BLOCK), second.read(_BLOCK)
-            if blocks[0] != blocks[1]:
-                break
-            start += len(blocks[0])
-    at = next(i for i, (a, b) in enumerate(zip_longest(*blocks)) if a != b)
-    around = [block[max(0, at - 20) : at + 40] for block in blocks]
-    return f"from byte {start + at} on: {around[0]!r} against {around[1]!r}"
 
 
 if __name__ == "__main__":

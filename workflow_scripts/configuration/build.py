@@ -20,6 +20,7 @@ from workflow_scripts.configuration.data import (
     Oracle,
     StoreConfig,
 )
+from workflow_scripts.coreai.architectures import OLDEST_DEPLOYMENT, Target
 
 
 def published_stem(artifact: dict[str, Any], raw: dict[str, Any]) -> str:
@@ -38,6 +39,12 @@ def platforms_of(artifact: dict[str, Any]) -> tuple[str, ...]:
     return tuple(artifact.get("platforms", PLATFORMS[:1] if artifact["form"] in BLOCK_FORMS else PLATFORMS))
 
 
+def target_of(entry: dict[str, Any]) -> Target:
+    """What a raw entry of an artifact's `aot` is compiled for."""
+    optional = {"min_deployment_version": OLDEST_DEPLOYMENT, "expect_frequent_reshapes": False}
+    return Target(**{**optional, **entry})
+
+
 def context_of(artifact: dict[str, Any], raw: dict[str, Any]) -> int:
     """Positions of a raw artifact: its own, its largest capacity's, or the config's."""
     return int(artifact.get("context") or max(artifact.get("capacities", [0])) or raw["context"])
@@ -53,6 +60,7 @@ def build(raw: dict[str, Any]) -> Config:
         context=int(raw["context"]),
         checkpoint=_build_checkpoint(raw["checkpoint"]),
         oracle=_build_oracle(raw["oracle"]),
+        aot_mode=raw["aot"]["mode"],
         artifacts={key: _build_artifact(key, entry, raw) for key, entry in raw["artifacts"].items()},
         store=StoreConfig(
             folder=None if raw["store"]["folder"] == "default" else raw["store"]["folder"],
@@ -70,6 +78,8 @@ def build(raw: dict[str, Any]) -> Config:
             gates["chat"]["prompt"],
             gates["chat"]["expect"],
         ),
+        repository=None if raw["repository"] == "none" else raw["repository"],
+        publish=raw["publish"] in (True, "yes"),
     )
 
 
@@ -117,6 +127,7 @@ def _build_artifact(key: str, entry: dict[str, Any], raw: dict[str, Any]) -> Art
         cache_minimum=None if minimum is None else int(minimum),
         capacities=tuple(int(capacity) for capacity in entry.get("capacities", ())),
         platforms=platforms_of(entry) if "platforms" in FORMS[entry["form"]].may else (),
+        aot=tuple(target_of(target) for target in entry.get("aot", ())),
     )
 
 

@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from workflow_scripts.coreai.architectures import Target, artifact_name, compiled_name
 from workflow_scripts.model.signature import conversation_positions
 from workflow_scripts.quantize.recipes import RECIPES, LinearEncoding, PaletteEncoding
 
 HUB_ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)", re.ASCII)
-
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)  # on the Hub
 
 PLATFORMS = ("macos", "ios")
 PRECISION = ("recipe", "compute")
@@ -171,7 +172,7 @@ class Artifact:
     `context` is its own or the config's; `layers` is the range [first, last) of a chunk; `tables` is the key of the raw
     tables that it is made with. `cache_minimum` and `capacities` are columns of the kv_cache: the fewest of one that
     grows, or those of each function. `platforms` are the systems it is meant for,
-    none where its form says nothing of them.
+    none where its form says nothing of them; `aot` is what it is compiled for ahead of time.
     """
 
     key: str
@@ -185,6 +186,7 @@ class Artifact:
     cache_minimum: int | None
     capacities: tuple[int, ...]
     platforms: tuple[str, ...]
+    aot: tuple[Target, ...]
 
     @property
     def positions(self) -> int:
@@ -245,6 +247,38 @@ class Folder:
 
 
 @dataclass(frozen=True)
+class CompiledBundle:
+    """A bundle of a folder as it is compiled ahead of time for one target: a folder of its own beside it.
+
+    `home` is the release folder with the bundle; where that is a language bundle, so is what is compiled.
+    """
+
+    home: Folder
+    artifact: Artifact
+    target: Target
+
+    @property
+    def result(self) -> str:
+        """Name of the compiler's result, `STEM_aotc_ARCHITECTURE`; the same wherever the bundle lies."""
+        return artifact_name(self._stem, self.target)
+
+    @property
+    def folder(self) -> str:
+        """The release folder with what was compiled; of a language bundle beside it, else in its folder."""
+        outer = self.home.name.rpartition("/")[0] if self.home.decoder else self.home.name
+        return f"{outer}/{self.result}"
+
+    @property
+    def published(self) -> str:
+        """Name of the compiled bundle, by which apps find it."""
+        return compiled_name(self._stem, self.target)
+
+    @property
+    def _stem(self) -> str:
+        return self.artifact.published.removesuffix(".aimodel")
+
+
+@dataclass(frozen=True)
 class Gates:
     """Gates that a release needs, those it only reports, the unshipped artifacts they also judge, and the last chat."""
 
@@ -277,6 +311,9 @@ class Config:
     folders: dict[str, Folder]
     gates: Gates
     store: StoreConfig
+    aot_mode: str
+    repository: str | None
+    publish: bool
 
     def bundles(self) -> dict[str, Artifact]:
         """The artifacts that are `.aimodel` bundles, by key."""
@@ -291,6 +328,15 @@ class Config:
         """The artifacts that a release's gates judge, by key: all that are shipped, and the evidence."""
         keys = self.shipped().keys() | {*self.gates.evidence}
         return {key: artifact for key, artifact in self.artifacts.items() if key in keys}
+
+    def compiled(self) -> list[CompiledBundle]:
+        """What the release's bundles are compiled for ahead of time, where the host can."""
+        return [
+            CompiledBundle(folder, self.artifacts[key], target)
+            for folder in self.folders.values()
+            for key in folder.bundles.values()
+            for target in self.artifacts[key].aot
+        ]
 
     def positions(self, folder: Folder) -> int:
         """How many positions a folder's bundles have room for."""

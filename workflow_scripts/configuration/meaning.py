@@ -6,6 +6,7 @@ import string
 from collections.abc import Iterator
 from typing import Any
 
+from workflow_scripts.configuration.aot import aot_problems, compiled_names
 from workflow_scripts.configuration.build import published_name
 from workflow_scripts.configuration.chunks import chunk_set_problems, engine_problems, roles_of
 from workflow_scripts.configuration.data import (
@@ -17,30 +18,32 @@ from workflow_scripts.configuration.data import (
     HUB_ADDRESS,
     KERNEL_BITS,
     LONG_RUN,
+    REPOSITORY,
     TABLE_FORMS,
     Config,
 )
 from workflow_scripts.configuration.states import language_problems, state_problems
 from workflow_scripts.configuration.wording import allowed, show, twice
 from workflow_scripts.release.names import (
+    AOT,
+    CATALOG,
     CHUNKS_PLAN,
-    MEASURED,
+    COMPILE_SCRIPT,
     METADATA,
     PLAN,
     PROVENANCE,
     README,
-    RELEASE,
-    SUMS,
+    RECORDS,
     TOKENIZER,
 )
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PUBLISHED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PLACEHOLDERS = ("slug", "layers")
-_IN_A_FOLDER = (TOKENIZER, PROVENANCE, PLAN, CHUNKS_PLAN, METADATA)
-_IN_A_RELEASE = (README, SUMS, RELEASE, MEASURED)
+_IN_A_FOLDER = (TOKENIZER, PROVENANCE, PLAN, CHUNKS_PLAN, METADATA, AOT)
+_IN_A_RELEASE = (README, COMPILE_SCRIPT, CATALOG, *RECORDS)
 _LICENCES = ("license", "licence", "notice")  # a release carries the checkpoint's files that begin so
-_TARGETS = ("release", "gates", "bundles", "tiny_checkpoint")
+_TARGETS = ("release", "gates", "bundles", "aot", "publish", "tiny_checkpoint")
 _NO_TARGET = {
     "bundle": "no folder holds a bundle and gates.evidence names none",
     "kernel bundle": "no folder holds a bundle with Metal kernels",
@@ -67,6 +70,7 @@ def meaning_problems(raw: dict[str, Any]) -> Iterator[str]:
         yield from language_problems(f"folders.{name}", folder, raw)
     yield from twice({f"folders.{name}": name for name in raw["folders"]})
     yield from _evidence_problems(raw["gates"]["evidence"], raw["artifacts"])
+    yield from _publish_problems(raw)
 
 
 def gate_problems(config: Config) -> Iterator[str]:
@@ -178,11 +182,13 @@ def _artifact_problems(raw: dict[str, Any]) -> Iterator[str]:
         yield from _form_problems(path, artifact)
         yield from engine_problems(path, artifact, raw)
         yield from state_problems(path, artifact, raw)
+        yield from aot_problems(path, artifact)
         problem = _name_problem(artifact["name"])
         if problem:
             yield f"{path}.name: found {show(artifact['name'])}; {problem}"
         else:
             published[f"{path}.name"] = published_name(artifact, raw)
+            published |= compiled_names(path, artifact, raw)
             yield from _reserved_problems(f"{path}.name", published_name(artifact, raw), _IN_A_FOLDER)
     yield from twice(published)
     yield from _frontend_problems(raw["artifacts"])
@@ -326,6 +332,18 @@ def _role_problems(path: str, folder: dict[str, Any], artifacts: dict[str, Any])
                 f"{path}.bundles.{role}: artifact {bundles[role]} is of form {form}; "
                 f"allowed: form {' or '.join(forms)}"
             )
+
+
+def _publish_problems(raw: dict[str, Any]) -> Iterator[str]:
+    """Where a release goes is stated, never guessed."""
+    repository = raw["repository"]
+    if repository != "none" and not REPOSITORY.fullmatch(repository):
+        yield f"repository: found {show(repository)}; allowed: OWNER/NAME on the Hugging Face Hub, or none"
+    if raw["publish"] in (True, "yes") and repository == "none":
+        yield (
+            f"publish: found {show(raw['publish'])}, but there is no repository to publish to; needs repository: "
+            "OWNER/NAME, too"
+        )
 
 
 def _evidence_problems(evidence: list[str], artifacts: dict[str, Any]) -> Iterator[str]:

@@ -25,9 +25,9 @@ def show(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def allowed(found: Any, names: Iterable[str], label: str = "allowed") -> str:
+def allowed(found: Any, names: Iterable[object], label: str = "allowed") -> str:
     """`allowed: a, b, c`, with the name that was probably meant."""
-    names = list(names)
+    names = [str(name) for name in names]
     nearest = difflib.get_close_matches(str(found), names, n=1, cutoff=0.4)
     hint = f". Did you mean {nearest[0]}?" if nearest else ""
     return f"{label}: {', '.join(names)}{hint}"

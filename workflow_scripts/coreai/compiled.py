@@ -5,10 +5,8 @@ Engine's part failed and the GPU's was written instead (published, and reported 
 """
 
 import mmap
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from workflow_scripts.coreai.architectures import Target
 from workflow_scripts.coreai.xcrun import COREAI_BUILD
@@ -75,19 +73,6 @@ def resources_verdict(size: int) -> str:
     if size <= LOADS_BYTES:
         return "ok"
     return "warn" if size < REFUSED_BYTES else "fail"
-
-
-def shared_identities(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Of compiled bundles by name (their aot.json), those that a device's cache cannot tell apart.
-
-    A device caches by the hash of the program alone. Two bundles whose weights differ and whose programs do not were
-    served for one another (published), so no release may hold both.
-    """
-    named: dict[str, list[str]] = {}
-    for name, record in sorted(records.items()):
-        if record["main_hash"] is not None:
-            named.setdefault(record["main_hash"], []).append(name)
-    return [" and ".join(names) for names in named.values() if len(names) > 1]
 
 
 def check_contents(contents: Contents, target: Target, what: str, said: str) -> None:

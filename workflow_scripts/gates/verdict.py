@@ -6,6 +6,7 @@ host to host stay in the `measured` files. They are written whether the gate pas
 
 import logging
 import math
+import platform
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,7 +103,7 @@ class Verdict:
             "tokens": self.tokens,
         }
         write_json(out / "verdict.json", record)
-        write_json(out / "measured.json", _finite(self.measured))
+        write_json(out / "measured.json", {**_finite(self.measured), "machine": _machine()})
         write_atomic(out / "measured_table.txt", self.table())
         if failed:
             raise GateFailed(f"gate {self.gate} failed on {self.target}: {reason}")
@@ -121,6 +122,11 @@ class Verdict:
         ]
         lines += [f"not run: {reason}" for reason in self.reasons]
         return f"gate {self.gate} on {self.target}\n" + "\n".join(lines) + "\n"
+
+
+def _machine() -> str:
+    """What the bundles ran on: another machine's runtime may round otherwise."""
+    return f"{platform.system()} {platform.machine()}"
 
 
 def _finite(figures: dict[str, Any]) -> dict[str, Any]:

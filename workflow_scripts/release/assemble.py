@@ -1,7 +1,8 @@
-"""A release: its folders, README.md, release.json, measured.json and SHA256SUMS.
+"""A release: its folders, README.md, release.json, measured.json, SHA256SUMS and statement.json.
 
-Who says what: `SHA256SUMS` lists every file but itself and measured.json; `release.json` lists every file but
-these three; both JSON files are sealed. So an altered byte anywhere can be pinned on its file.
+Who says what: `release.json` lists every file but these four, `SHA256SUMS` and `statement.json` list release.json as
+well, and nothing lists `measured.json`, which is sealed, as release.json is. So an altered byte anywhere can be pinned
+on its file.
 """
 
 import json
@@ -11,19 +12,46 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workflow_scripts.coreai.architectures import Target, devices_of
 from workflow_scripts.errors import UserError
-from workflow_scripts.files import place_file, place_tree, sha256_file, sha256_text, write_atomic
+from workflow_scripts.files import (
+    canonical_json,
+    place_file,
+    place_tree,
+    sha256_file,
+    sha256_text,
+    write_atomic,
+)
 from workflow_scripts.manifest import FileEntry, Manifest, manifest_path, read_manifest
-from workflow_scripts.release import readme, seal, sums
+from workflow_scripts.release import readme, schema, seal, sums
+from workflow_scripts.release.catalog import catalog
+from workflow_scripts.release.compile_script import CompileJob, compile_script
+from workflow_scripts.release.compiled import read_record, shared_identities
 from workflow_scripts.release.gate_results import GateResult
 from workflow_scripts.release.licence import Licence, read_licence
-from workflow_scripts.release.names import FORMAT, MEASURED, PLAN, PROVENANCE, README, RELEASE, SUMS
+from workflow_scripts.release.names import (
+    CATALOG,
+    COMPILE_SCRIPT,
+    FORMAT,
+    MEASURED,
+    PLAN,
+    PROVENANCE,
+    README,
+    RELEASE,
+    STATEMENT,
+    SUMS,
+)
 from workflow_scripts.release.origin import check_origin, read_identity
+from workflow_scripts.release.statement import statement_text
 
 
 @dataclass(frozen=True)
 class Ingredients:
-    """Everything a release is made of: checked result folders by name, gates by name, and the configuration."""
+    """Everything a release is made of: checked result folders by name, gates by name, and the configuration.
+
+    `compiled` has, for each folder with a bundle that is compiled ahead of time where the host can, the path of the
+    `bundle` and the `target`; `not_built` is why the host could not, and then `folders` has none of them.
+    """
 
     model: str
     slug: str
@@ -34,6 +62,8 @@ class Ingredients:
     gate_folders: dict[str, Path]
     required_gates: list[str]
     artifacts: dict[str, dict[str, Any]]
+    compiled: dict[str, dict[str, Any]]
+    not_built: str | None
 
 
 def assemble(parts: Ingredients, out: Path) -> None:
@@ -53,21 +83,42 @@ def assemble(parts: Ingredients, out: Path) -> None:
     ]
     files += [FileEntry(p.name, p.stat().st_size, sha256_file(p)) for p in licence.files]
     document = _describe(parts, manifests, licence, files)
-    text = readme.render(document)
-    write_atomic(out / README, text)
-    files.append(FileEntry(README, len(text.encode()), sha256_text(text)))
-    document["files"] = _file_list(files)
+    for name, text_of in TEXTS.items():  # each may say what the files before it are
+        if text := text_of(document):
+            write_atomic(out / name, text)
+            files.append(FileEntry(name, len(text.encode()), sha256_text(text)))
+            document["files"] = _file_list(files)
     _write_records(document, parts.gates.values(), out)
 
 
+def _compile_script(document: Mapping[str, Any]) -> str | None:
+    """A script for people with nothing but Xcode; None where nothing is to be compiled."""
+    jobs = [CompileJob(entry["bundle"], Target(**entry["target"])) for entry in document["aot"].values()]
+    return compile_script(jobs) if jobs else None
+
+
+def _catalog(document: Mapping[str, Any]) -> str | None:
+    """What coreai-kit's catalog says of the release; None where the kit could load nothing of it."""
+    entry = catalog(document)
+    return canonical_json(entry) if entry else None
+
+
+TEXTS = {COMPILE_SCRIPT: _compile_script, CATALOG: _catalog, README: readme.render}
+
+
 def _write_records(document: dict[str, Any], gates: Iterable[GateResult], out: Path) -> None:
-    """Write release.json, measured.json and SHA256SUMS."""
+    """Write release.json, measured.json, SHA256SUMS and statement.json; none if one is not of its schema."""
     release = seal.sealed_text(document)
+    schema.check_release(json.loads(release))
     digests = {entry["path"]: entry["sha256"] for entry in document["files"]}
-    write_atomic(out / RELEASE, release)
-    write_atomic(out / SUMS, sums.format_sums({**digests, RELEASE: sha256_text(release)}))
+    digests[RELEASE] = sha256_text(release)
+    statement = statement_text(document, digests)
+    schema.check_statement(json.loads(statement))
     measured = {"format": FORMAT, "gates": {gate.name: gate.measured for gate in gates if gate.measured}}
+    write_atomic(out / RELEASE, release)
     write_atomic(out / MEASURED, seal.sealed_text(measured))
+    write_atomic(out / SUMS, sums.format_sums(digests))
+    write_atomic(out / STATEMENT, statement)
 
 
 def _trees(parts: Ingredients) -> dict[str, Path]:
@@ -99,6 +150,7 @@ def _describe(
 ) -> dict[str, Any]:
     """The content of release.json but the README's entry in `files`; no times, hosts or paths of this machine."""
     artifacts = _artifacts(parts, files)
+    compiled = _compiled(parts)
     return {
         "format": FORMAT,
         "model": parts.model,
@@ -106,8 +158,9 @@ def _describe(
         "checkpoint": _checkpoint(parts.checkpoint, manifests["checkpoint"]),
         "licence": {"name": licence.name, "link": licence.link, "files": [p.name for p in licence.files]},
         "recipes": _recipes(parts, manifests),
-        "folders": {name: _folder(parts, manifests, name, files) for name in parts.folders},
+        "folders": {name: _folder(parts, manifests, name) for name in parts.folders},
         "artifacts": artifacts,
+        "aot": compiled,
         "gates": {
             name: {
                 **gate.verdict,
@@ -116,7 +169,9 @@ def _describe(
             }
             for name, gate in parts.gates.items()
         },
-        "tools": _tool_versions([m.ingredients.tools for m in manifests.values()], artifacts),
+        "tools": _tool_versions(
+            [*(m.ingredients.tools for m in manifests.values()), *_compilers(compiled)], artifacts
+        ),
         "files": _file_list(files),
     }
 
@@ -142,10 +197,41 @@ def _recipes(parts: Ingredients, manifests: Mapping[str, Manifest]) -> dict[str,
     return recipes
 
 
-def _folder(
-    parts: Ingredients, manifests: Mapping[str, Manifest], name: str, files: list[FileEntry]
-) -> dict[str, Any]:
-    inside = [entry for entry in files if entry.path.startswith(f"{name}/")]
+def _compiled(parts: Ingredients) -> dict[str, Any]:
+    """What the release's bundles are compiled for ahead of time, by folder, or why they are not.
+
+    Raises UserError where a device could take one for another.
+    """
+    records = {name: read_record(parts.folders[name]) for name in parts.compiled if name in parts.folders}
+    if shared := shared_identities(records):
+        raise UserError(
+            f"{shared[0]}: a device's cache cannot tell them apart, since their programs are equal and their weights "
+            "are not; take the target out of `aot` of all but one"
+        )
+    lacking = sorted(parts.compiled.keys() - records.keys())
+    if bool(lacking) != bool(parts.not_built):
+        raise UserError(
+            f"release {parts.model}: {', '.join(lacking) or 'nothing'} is not built: no reason fits"
+        )
+    return {
+        name: {
+            **entry,
+            "devices": devices_of(Target(**entry["target"])),
+            "not_built": parts.not_built,
+            "tool": records[name]["tool"] if name in records else None,
+        }
+        for name, entry in parts.compiled.items()
+    }
+
+
+def _compilers(compiled: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Name -> version of each compiler, `coreai-build 3600.83.1`."""
+    names = {entry["tool"] for entry in compiled.values() if entry["tool"]}
+    return [{tool.partition(" ")[0]: tool.partition(" ")[2] or tool} for tool in sorted(names)]
+
+
+def _folder(parts: Ingredients, manifests: Mapping[str, Manifest], name: str) -> dict[str, Any]:
+    inside = manifests[f"folder_{name}"].files
     params = manifests[f"folder_{name}"].ingredients.params
     return {
         "digest": manifests[f"folder_{name}"].digest,

@@ -59,7 +59,9 @@ problem_of() { # COMPILED ARCHITECTURE COMPUTE
 
 # A language bundle is a folder with metadata.json: what is compiled takes the bundle's place in a copy of it.
 place_language() { # FOLDER STEM NAME TARGET
-    sed "s/\"$2\\.aimodel\"/\"$3\"/" "$1/metadata.json" >"$4/metadata.json"
+    for file in metadata.json gemma4_plan.json; do
+        sed "s/\"$2\\.aimodel\"/\"$3\"/" "$1/$file" >"$4/$file"
+    done
     cp -R "$1/tokenizer" "$4/tokenizer"
 }
 

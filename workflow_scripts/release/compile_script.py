@@ -11,8 +11,6 @@ from pathlib import PurePosixPath
 from workflow_scripts.closure import data_file
 from workflow_scripts.coreai.architectures import Target, devices_of
 
-COMPILE_SCRIPT = "compile.sh"
-
 _FUNCTIONS = data_file(__file__, "compile.sh")
 
 

@@ -19,7 +19,7 @@ from workflow_scripts.kernels.partials import chosen_token
 from workflow_scripts.progress import TERMINAL, track
 from workflow_scripts.release.decode_set import DecodeSet, conversations
 from workflow_scripts.release.language import check_functions
-from workflow_scripts.release.names import CHUNKS_PLAN
+from workflow_scripts.release.names import AOT, CHUNKS_PLAN
 from workflow_scripts.release.plan import Plan, check_context
 from workflow_scripts.tables.dump import Tables
 from workflow_scripts.tables.open import open_tables
@@ -136,12 +136,23 @@ def open_set(folder: Path, options: SpecializationOptions | None = None) -> Iter
     if plan.driver not in _OPENERS:
         known = ", ".join(_OPENERS)
         raise UserError(f"{folder}: its plan wants the driver `{plan.driver}`, this version has {known} only")
+    _refuse_compiled(plan)
     for name in plan.tables:
         tables = open_tables(folder / name)
         for bundle in plan.bundles.values():
             refuse_other_tables(folder / bundle, tables)
     with _OPENERS[plan.driver](folder, plan, options) as bundles:
         yield bundles
+
+
+def _refuse_compiled(plan: Plan) -> None:
+    """Raise UserError where a bundle was compiled ahead of time, which no runtime of Python loads."""
+    for name in plan.bundles.values():
+        if name.endswith(".aimodelc"):
+            raise UserError(
+                f"{name} is compiled for devices of one architecture, see {AOT} beside it: on this host take the "
+                "folder with the .aimodel"
+            )
 
 
 @contextmanager

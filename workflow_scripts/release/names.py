@@ -2,12 +2,15 @@
 
 FORMAT = 1
 
-# At the top of a release. Only SHA256SUMS lists release.json, and nothing lists SHA256SUMS and measured.json.
+# At the top of a release. SHA256SUMS and statement.json list release.json, and nothing lists the other records.
 RELEASE = "release.json"
 MEASURED = "measured.json"
 SUMS = "SHA256SUMS"
+STATEMENT = "statement.json"
+RECORDS = (RELEASE, MEASURED, SUMS, STATEMENT)
 README = "README.md"
-RECORDS = (RELEASE, MEASURED, SUMS)
+COMPILE_SCRIPT = "compile.sh"
+CATALOG = "catalog.json"
 
 # In each of its folders.
 PROVENANCE = "provenance.json"
@@ -15,3 +18,4 @@ TOKENIZER = "tokenizer"
 PLAN = "gemma4_plan.json"
 CHUNKS_PLAN = "gemma4_chunks_plan.json"  # where the decoder is in chunks
 METADATA = "metadata.json"  # where the folder is a language bundle
+AOT = "aot.json"  # where it holds a bundle that was compiled ahead of time

@@ -9,7 +9,6 @@ import argparse
 import hashlib
 import json
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,17 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workflow_scripts.configuration.data import REPOSITORY
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import sha256_file
 from workflow_scripts.release.catalog import catalog
-from workflow_scripts.release.names import RELEASE
+from workflow_scripts.release.names import README, RELEASE
 from workflow_scripts.release.publish_check import File, Publishable, check
 from workflow_scripts.release.readme import human_size
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
 
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _GROUP_BYTES = 1 << 28  # what an interruption can cost: files are sent in groups of about so much
 _HUBS_OWN = {".gitattributes"}  # the Hub makes it with a repository
 _SHOWN = 5
@@ -54,10 +53,13 @@ def main(arguments: list[str]) -> int:
         "--private", action="store_true", help="a repository that has to be made is made private"
     )
     options = parser.parse_args(arguments)
-    if not _REPOSITORY.fullmatch(options.repo):
+    if not REPOSITORY.fullmatch(options.repo):
         raise UserError(f"--repo {options.repo} is no repository: write OWNER/NAME")
     from huggingface_hub import HfApi, constants, get_token  # slow to import
+    from huggingface_hub.utils import disable_progress_bars
 
+    if not sys.stderr.isatty():  # in a log, the groups that are named suffice
+        disable_progress_bars()
     token = get_token()
     release = check(options.release, token)
     print(
@@ -66,6 +68,7 @@ def main(arguments: list[str]) -> int:
     )
     if not options.yes:
         print("dry run: all checks passed and nothing was sent; with --yes it is uploaded")
+        print("(snakemake publish: with --config publish=yes)")
         return 0
     if token is None:
         raise UserError("there is no access token: set HF_TOKEN, or run `hf auth login` on this host")
@@ -88,6 +91,7 @@ def upload(release: Publishable, repository: str, api: "HfApi", *, private: bool
     digest = sha256_file(release.folder / RELEASE)
     with _explained(repository, api.token):
         _check_token(api)
+        _check_card(release, api)
         api.create_repo(repository, private=private or None, exist_ok=True)
         head = api.model_info(repository).sha
         additions = [CommitOperationAdd(path, release.folder / path) for path in sorted(release.files)]
@@ -109,6 +113,23 @@ def _check_token(api: "HfApi") -> None:
         raise UserError(
             "the access token may only read: make one that may write (huggingface.co/settings/tokens)"
         )
+
+
+def _check_card(release: Publishable, api: "HfApi") -> None:
+    """Before gigabytes are sent: a model card that the Hub takes. It would refuse the commit with another one."""
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    asked = {"repoType": "model", "content": (release.folder / README).read_text(encoding="utf-8")}
+    answer = get_session().post(
+        f"{api.endpoint}/api/validate-yaml", json=asked, headers=build_hf_headers(token=api.token)
+    )
+    if answer.status_code == 400:
+        problems = "; ".join(error["message"] for error in answer.json().get("errors", []))
+        raise UserError(
+            f"the Hub does not take the head of {README} ({problems or 'it does not say why'}): nothing was sent; its "
+            "licence is what the checkpoint's own model card states, the rest is made by release/card.py"
+        )
+    hf_raise_for_status(answer)
 
 
 def _groups(additions: list["CommitOperationAdd"]) -> Iterator[list["CommitOperationAdd"]]:

@@ -13,7 +13,6 @@ from workflow_scripts.errors import UserError
 from workflow_scripts.files import file_stamp
 from workflow_scripts.release import seal
 from workflow_scripts.release.names import RECORDS, RELEASE
-from workflow_scripts.release.statement import STATEMENT
 from workflow_scripts.release.verify import verify
 
 _SHOWN = 5
@@ -75,7 +74,7 @@ def check(release: Path, token: str | None = None) -> Publishable:
     document = seal.open_sealed((release / RELEASE).read_bytes())
     _check_gates(document)
     digests = {entry["path"]: entry["sha256"] for entry in document["files"]}
-    names = [*digests, *(name for name in (*RECORDS, STATEMENT) if (release / name).is_file())]
+    names = [*digests, *RECORDS]
     publishable = Publishable(
         release, document, {name: File(digests.get(name), stamps[name]) for name in names}
     )

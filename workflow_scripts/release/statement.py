@@ -5,7 +5,8 @@ invocation. It is not signed: whoever publishes can sign it, such as with cosign
 read it without knowing this pipeline. What its parts mean (this is what `buildType` names):
 
 subject               every file of SHA256SUMS with its sha256, so all but SHA256SUMS, measured.json and itself
-externalParameters    what the configuration asked for: model, folders, artifacts, the gates that a release needs
+externalParameters    what the configuration asked for: model, folders, artifacts, what is compiled ahead of time for
+                      which target (built or not), the gates that a release needs
 resolvedDependencies  the checkpoint: its commit, its identity (sha256 over text weights and config), its files
 builderDependencies   every tool that had a part, by version
 byproducts            SHA256SUMS itself, and each gate: its verdict, and the sha256 of its entry in release.json as
@@ -19,12 +20,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from workflow_scripts.files import canonical_json, sha256_text
 from workflow_scripts.release import seal, sums
-from workflow_scripts.release.names import RELEASE, SUMS
-
-STATEMENT = "statement.json"
+from workflow_scripts.release.names import RELEASE, STATEMENT, SUMS
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
@@ -64,24 +64,41 @@ def altered_records(release: bytes, listed: bytes, statement: bytes) -> dict[str
     """Which of release.json, SHA256SUMS and statement.json are not as released, and how that shows; empty: none.
 
     Each of the three says what sha256 every file has, so two that agree convict the third, whatever was edited in it,
-    even if it was sealed anew. Where no two agree, whichever carries a digest of its own is believed.
+    even if it was sealed anew. Where no two agree, whichever carries a digest of its own is believed. One that is not
+    there is given as no bytes.
     """
-    document = _opened(release)
-    claims = {RELEASE: _files(document, release), STATEMENT: _subjects(statement), SUMS: _parsed_sums(listed)}
+    claims = _claims(release, listed, statement)
     problems = {name: _UNREADABLE[name] for name, claim in claims.items() if claim is None}
     problems |= _outvoted({name: claim for name, claim in claims.items() if claim is not None})
-    if not problems and document is not None:
-        try:
-            expected = statement_text(document, claims[SUMS] or {})
-        except (KeyError, TypeError, AttributeError) as problem:
-            return {RELEASE: f"altered (it has no usable {problem})"}
-        if expected.encode() != statement:
-            problems[STATEMENT] = f"altered (it does not say what {RELEASE} says)"
+    if not {RELEASE, STATEMENT} & problems.keys():
+        problems |= _untold(seal.open_sealed(release), claims[RELEASE] or {}, statement)
     return problems
 
 
+def believed_digests(release: bytes, listed: bytes, statement: bytes) -> dict[str, str]:
+    """Path -> hex sha256 of all listed files, by a record that `altered_records` believes; empty: there is none."""
+    claims, altered = _claims(release, listed, statement), altered_records(release, listed, statement)
+    return next((claim for name, claim in claims.items() if claim is not None and name not in altered), {})
+
+
+def _claims(release: bytes, listed: bytes, statement: bytes) -> dict[str, dict[str, str] | None]:
+    """What each record says of all files, the most trustworthy first; None where it says nothing that can be used."""
+    return {RELEASE: _files(release), STATEMENT: _subjects(statement), SUMS: _parsed_sums(listed)}
+
+
+def _untold(document: Mapping[str, Any], digests: Mapping[str, str], statement: bytes) -> dict[str, str]:
+    """Whether a statement whose subjects are right tells another story than release.json."""
+    try:
+        expected = statement_text(document, digests)
+    except (KeyError, TypeError, AttributeError, ValueError) as problem:
+        return {RELEASE: f"altered (it has no usable {problem})"}
+    if expected.encode() == statement:
+        return {}
+    return {STATEMENT: f"altered (it does not say what {RELEASE} says)"}
+
+
 _UNREADABLE = {
-    RELEASE: "altered (its seal does not fit its content)",
+    RELEASE: "altered (its seal does not fit its content, or it lists no files)",
     STATEMENT: "altered (its subjects are not those whose digest it carries)",
     SUMS: "altered (it is no sorted list of `<sha256>  <path>` lines)",
 }
@@ -106,22 +123,18 @@ def _first_difference(found: Mapping[str, str], expected: Mapping[str, str]) -> 
     return f"{path} is {found.get(path, 'missing')[:12]}, there {expected.get(path, 'missing')[:12]}"
 
 
-def _opened(release: bytes) -> dict[str, Any] | None:
+def _files(release: bytes) -> dict[str, str] | None:
+    """Path -> sha256 by release.json, and of itself; None where its seal is broken or it lists no files."""
     try:
-        return seal.open_sealed(release)
-    except ValueError:
-        return None
-
-
-def _files(document: Mapping[str, Any] | None, release: bytes) -> dict[str, str] | None:
-    """Path -> sha256 by release.json, and of itself; None where it is none."""
-    if document is None:
-        return None
-    try:
-        files = {entry["path"]: entry["sha256"] for entry in document["files"]}
-    except (KeyError, TypeError):
+        files = _checked({entry["path"]: entry["sha256"] for entry in seal.open_sealed(release)["files"]})
+    except (ValueError, KeyError, TypeError):
         return None
     return {**files, RELEASE: hashlib.sha256(release).hexdigest()}
+
+
+def _checked(digests: dict[Any, Any]) -> dict[str, str]:
+    """The map, if SHA256SUMS could hold it: who edits a record may write anything into it. ValueError, TypeError."""
+    return sums.parse_sums(sums.format_sums(digests).encode())
 
 
 def _parsed_sums(listed: bytes) -> dict[str, str] | None:
@@ -135,7 +148,7 @@ def _subjects(statement: bytes) -> dict[str, str] | None:
     """Path -> sha256 of a statement's subjects; None where they are not those whose digest it carries."""
     try:
         document = json.loads(statement)
-        digests = {subject["name"]: subject["digest"]["sha256"] for subject in document["subject"]}
+        digests = _checked({subject["name"]: subject["digest"]["sha256"] for subject in document["subject"]})
         said = document["predicate"]["runDetails"]["byproducts"][0]
         whole = said == _sums(digests) and len(digests) == len(document["subject"])
     except (ValueError, KeyError, TypeError, IndexError):
@@ -153,6 +166,9 @@ def _parameters(document: Mapping[str, Any]) -> dict[str, Any]:
         "slug": document["slug"],
         "folders": {name: entry["contents"] for name, entry in document["folders"].items()},
         "artifacts": artifacts,
+        "aheadOfTime": {
+            name: {key: entry[key] for key in ("bundle", "target")} for name, entry in document["aot"].items()
+        },
         "requiredGates": sorted(name for name, gate in document["gates"].items() if gate["required"]),
     }
 
@@ -175,7 +191,7 @@ def _checkpoint(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _tools(tools: Mapping[str, list[str]]) -> list[dict[str, str]]:
     """Package URLs of every version of every tool."""
     return [
-        {"name": name, "uri": f"pkg:{'generic' if name in _NOT_ON_PYPI else 'pypi'}/{name}@{version}"}
+        {"name": name, "uri": f"pkg:{'generic' if name in _NOT_ON_PYPI else 'pypi'}/{name}@{quote(version)}"}
         for name, versions in sorted(tools.items())
         for version in versions
     ]

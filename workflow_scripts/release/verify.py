@@ -1,7 +1,8 @@
 """`python -m workflow_scripts verify RELEASE`: re-hash a release and name every file that is not as released.
 
-Three records back each other up: `SHA256SUMS` lists release.json, `release.json` lists every other file, and
-both JSON files are sealed. So where two disagree, it can be told which one was altered.
+Three records back each other up, `release.json`, `SHA256SUMS` and `statement.json`: each says what sha256 every file
+has, so where one was altered, the other two convict it (see statement.py). measured.json is sealed by itself.
+With `--rebuild` the release is then built again from this checkout, and compared.
 """
 
 import argparse
@@ -18,10 +19,15 @@ from typing import Any
 
 from workflow_scripts.errors import UserError
 from workflow_scripts.progress import TERMINAL, track
-from workflow_scripts.release import seal, sums
-from workflow_scripts.release.names import FORMAT, MEASURED, RECORDS, RELEASE, SUMS
+from workflow_scripts.release import seal
+from workflow_scripts.release.names import FORMAT, MEASURED, RECORDS, RELEASE, STATEMENT, SUMS
+from workflow_scripts.release.statement import altered_records, believed_digests
 
 _BLOCK = 1 << 24
+
+# What a download from the Hub has and no release: a file of the repository's own, and the client's memory.
+_HUBS_FILE = ".gitattributes"
+_HUBS_FOLDER = ".cache/huggingface/"
 
 
 @dataclass(frozen=True)
@@ -35,15 +41,8 @@ class Report:
 
 
 def main(arguments: list[str]) -> int:
-    """Verify from the command line: 0 when every byte is as released, else 1."""
-    parser = argparse.ArgumentParser(
-        prog="python -m workflow_scripts verify",
-        description="Re-hash a release; name every file that differs.",
-    )
-    parser.add_argument(
-        "release", type=Path, help="folder with SHA256SUMS and release.json, wherever it was copied"
-    )
-    options = parser.parse_args(arguments)
+    """Verify from the command line: 0 when every byte is as released, and as rebuilt if that is asked for; else 1."""
+    options = _parse(arguments)
     try:
         with _progress_on_terminal():
             report = verify(options.release)
@@ -54,8 +53,43 @@ def main(arguments: list[str]) -> int:
     if report.problems:
         print(f"{len(report.problems)} of {report.files} files are not as released: download them again")
         return 1
-    print(f"{report.title}: {report.files} files, {report.size:,} bytes, all as released")
-    return 0
+    print(f"{report.title}: {report.files} files, {report.size:,} bytes, all as released", flush=True)
+    if not options.rebuild:
+        return 0
+    from workflow_scripts.checks.rebuild import rebuild  # builds, as no room of the package does
+
+    return rebuild(options.release, options.configfile, options.workdir)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m workflow_scripts verify",
+        description="Re-hash a release; name every file that differs. With --rebuild also build it again, and compare.",
+    )
+    parser.add_argument(
+        "release", type=Path, help="folder with SHA256SUMS and release.json, wherever it was copied"
+    )
+    parser.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="build the release again from this checkout, in a temporary copy and without a store, and compare",
+    )
+    parser.add_argument(
+        "--configfile",
+        type=Path,
+        metavar="FILE",
+        help="the model file it was built with (default: the one of config/ with the release's `model`)",
+    )
+    parser.add_argument(
+        "--workdir",
+        type=Path,
+        metavar="FOLDER",
+        help="where the copy is made, which takes tens of GB for a real model (default: the system's temporary folder)",
+    )
+    options = parser.parse_args(arguments)
+    if not options.rebuild and (options.configfile or options.workdir):
+        parser.error("--configfile and --workdir are for --rebuild")
+    return options
 
 
 def verify(release: Path) -> Report:
@@ -69,10 +103,12 @@ def verify(release: Path) -> Report:
     problems |= unread
     records = {name: (release / name).read_bytes() if name in digests else b"" for name in RECORDS}
     document = _open_sealed(records[RELEASE])
-    listed = _listed(document, records[SUMS])
-    problems |= _altered_records(records, document, digests) | _altered_files(listed, digests)
+    three = (records[RELEASE], records[SUMS], records[STATEMENT])
+    listed = {path: sha256 for path, sha256 in believed_digests(*three).items() if path != RELEASE}
+    altered = _altered_measured(records[MEASURED]) | altered_records(*three) | _altered_files(listed, digests)
+    problems |= {name: problem for name, problem in altered.items() if name in digests}
     problems |= _missing_and_stray(listed, found, problems)
-    title = f"{document['model']} ({document['slug']})" if document else str(release)
+    title = f"{document['model']} ({document['slug']})" if document and not problems else str(release)
     return Report(problems, len(found.keys() | problems.keys()), sum(found.values()), title)
 
 
@@ -89,24 +125,10 @@ def _missing_and_stray(
     return dict.fromkeys(missing - explained, "missing") | dict.fromkeys(stray, "not part of the release")
 
 
-def _altered_records(
-    records: Mapping[str, bytes], document: dict[str, Any] | None, digests: Mapping[str, str]
-) -> dict[str, str]:
-    """Which of the three records are not as released; a record that is absent or unreadable is told elsewhere."""
-    problems = {}
-    if RELEASE in digests and document is None:
-        problems[RELEASE] = "altered (its seal does not fit its content)"
-    if MEASURED in digests and _open_sealed(records[MEASURED]) is None:
-        problems[MEASURED] = "altered (its seal does not fit its content)"
-    if SUMS not in digests:
-        return problems
-    if document is not None:  # the seal holds, so release.json says what SHA256SUMS must be
-        expected = sums.format_sums({**_document_files(document), RELEASE: digests[RELEASE]})
-        if records[SUMS] != expected.encode():
-            problems[SUMS] = f"altered (it is not the list that {RELEASE} stands for)"
-    elif _parse_sums(records[SUMS]) is None:
-        problems[SUMS] = "altered (it is no sorted list of `<sha256>  <path>` lines)"
-    return problems
+def _altered_measured(measured: bytes) -> dict[str, str]:
+    if _open_sealed(measured) is not None:
+        return {}
+    return {MEASURED: "altered (its seal does not fit its content)"}
 
 
 def _altered_files(listed: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, str]:
@@ -115,15 +137,6 @@ def _altered_files(listed: Mapping[str, str], digests: Mapping[str, str]) -> dic
         for name in listed.keys() & digests.keys()
         if name not in RECORDS and digests[name] != listed[name]
     }
-
-
-def _listed(document: dict[str, Any] | None, sums_data: bytes) -> dict[str, str]:
-    """sha256 of every file by the best record there is: the sealed one, else SHA256SUMS, else nothing."""
-    return _document_files(document) if document is not None else _parse_sums(sums_data) or {}
-
-
-def _document_files(document: Mapping[str, Any]) -> dict[str, str]:
-    return {entry["path"]: entry["sha256"] for entry in document["files"]}
 
 
 def _open_sealed(data: bytes) -> dict[str, Any] | None:
@@ -136,31 +149,31 @@ def _open_sealed(data: bytes) -> dict[str, Any] | None:
     return document
 
 
-def _parse_sums(data: bytes) -> dict[str, str] | None:
-    try:
-        return sums.parse_sums(data)
-    except ValueError:
-        return None
-
-
 def _walk(release: Path) -> tuple[dict[str, int], dict[str, str]]:
-    """Sizes of the regular files below a folder, and what else lies there; nothing is followed or opened."""
+    """Sizes of the regular files below a folder, and what else lies there; nothing is followed or opened.
+
+    What a download from the Hub adds is passed over.
+    """
     sizes: dict[str, int] = {}
     problems: dict[str, str] = {}
 
     def unreadable(problem: OSError) -> None:
-        problems[Path(problem.filename).relative_to(release).as_posix()] = _cannot_be_read(problem)
+        relative = Path(problem.filename).relative_to(release).as_posix()
+        if not _is_hubs(relative):
+            problems[relative] = _cannot_be_read(problem)
 
     for folder, names, files in os.walk(release, onerror=unreadable):
         links = [name for name in names if (Path(folder) / name).is_symlink()]
         for name in [*links, *files]:
             path = Path(folder) / name
+            relative = path.relative_to(release).as_posix()
+            if _is_hubs(relative):
+                continue
             try:
                 status = path.lstat()
             except OSError as problem:  # a folder without the x permission lists names and nothing else
                 unreadable(problem)
                 continue
-            relative = path.relative_to(release).as_posix()
             if stat.S_ISREG(status.st_mode):
                 sizes[relative] = status.st_size
             elif stat.S_ISLNK(status.st_mode):
@@ -168,6 +181,10 @@ def _walk(release: Path) -> tuple[dict[str, int], dict[str, str]]:
             else:
                 problems[relative] = "not a regular file"
     return sizes, problems
+
+
+def _is_hubs(path: str) -> bool:
+    return path == _HUBS_FILE or path.startswith(_HUBS_FOLDER)
 
 
 def _hash_files(release: Path, sizes: Mapping[str, int]) -> tuple[dict[str, str], dict[str, str]]:

@@ -13,7 +13,8 @@ def run(job: Job) -> None:
 
     Inputs `folder_<name>`, `gate_<name>`, `checkpoint` and, where wanted in the record, `weights_<recipe>`.
     Parameters `model`, `slug`, `folders` (names), `required_gates` (names of `gate_<name>` inputs; the others are
-    listed and may be `not_run`) and `artifacts` (published name -> form, recipe, compute).
+    listed and may be `not_run`), `artifacts` (published name -> form, recipe, compute), `compiled` (folder -> path of
+    the bundle and target of what is compiled ahead of time) and `not_built` (why that is in no folder, or null).
     """
     gate_folders = _group(job, "gate_")
     gates = {name: read_gate(name, tree) for name, tree in gate_folders.items()}
@@ -35,6 +36,8 @@ def run(job: Job) -> None:
             gate_folders=gate_folders,
             required_gates=job.params["required_gates"],
             artifacts=job.params["artifacts"],
+            compiled=job.params["compiled"],
+            not_built=job.params["not_built"],
         ),
         job.out,
     )
