@@ -1,4 +1,4 @@
-"""Normal bfloat16 numbers that depend on a key and an index alone, so that any part of any tensor can be made by itself.
+"""Normal bfloat16 numbers that depend on a key and an index alone: any part of any tensor can be made by itself.
 
 The bytes are the same on every host, with any number of threads and any width of vector units, by construction:
 
@@ -47,8 +47,8 @@ def fill_normal(out: np.ndarray, key: int, first: int, normal: Normal) -> None:
     _fill(out.view(np.uint16), np.uint64(key), np.uint64(first), np.int64(shift - _CENTRE), scale)
 
 
-@njit
-def _fill(codes, key, first, shift, scale):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _fill(codes: np.ndarray, key: np.uint64, first: np.uint64, shift: np.int64, scale: np.float32) -> None:
     """Fill `codes` uint16 with the bits of bfloat16 numbers."""
     gamma, low = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xFFFF)
     for place in range(codes.size):

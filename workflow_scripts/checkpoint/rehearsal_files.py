@@ -1,4 +1,4 @@
-"""The small files of a rehearsal's checkpoint: its model card, and a tokenizer for a large vocabulary made from a small one.
+"""The small files of a rehearsal's checkpoint: its model card, and a small tokenizer that fits a large vocabulary.
 
 Apart from its weights, so that the workflow can ask for names while it plans, without numpy.
 """
@@ -23,9 +23,9 @@ license: apache-2.0
 
 # A rehearsal: random weights
 
-A text decoder in the shape that its config.json states, filled with seeded random numbers (seed {seed}). **Nothing of it
-comes from anybody's weights, and it knows nothing**: it is for measuring what a release of this size costs, and no
-release of it is worth publishing.
+A text decoder in the shape that its config.json states, filled with seeded random numbers (seed {seed}).
+**Nothing of it comes from anybody's weights, and it knows nothing**: it is for measuring what a release of this size
+costs, and no release of it is worth publishing.
 """
 
 
