@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -333,3 +334,26 @@ def test_a_mistake_in_the_config_is_named(checkpoint, words):
     with pytest.raises(UserError) as refused:
         load_config(overlay(raw, {"checkpoint": checkpoint}))
     assert words in str(refused.value)
+
+
+# --- through Snakemake -----------------------------------------------------------------------------------------------
+
+
+def plan(*arguments):
+    command = [sys.executable, "-m", "snakemake", "-n", "--nolock", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.end_to_end
+def test_a_release_is_planned_from_the_weights_on():
+    planned = plan("release", "--configfile", "config/rehearsal-e2b.yaml", "--config", "model=rehearsal-plan")
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    jobs = dict(re.findall(r"^(\w+) +(\d+)$", planned.stdout, flags=re.MULTILINE))
+    assert jobs["rehearsal_checkpoint"] == jobs["checkpoint"] == jobs["assemble_release"] == "1"
+
+
+@pytest.mark.end_to_end
+def test_a_config_without_a_shape_is_told_what_to_use():
+    refused = plan("rehearsal_checkpoint")
+    assert refused.returncode != 0
+    assert "use --configfile config/rehearsal-e2b.yaml" in refused.stdout + refused.stderr
