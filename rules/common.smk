@@ -11,6 +11,7 @@ sys.path.insert(0, workflow.basedir)
 from snakemake.exceptions import WorkflowError
 
 from workflow_scripts.checkpoint.needed import LOCAL, local_inputs, planned_inputs
+from workflow_scripts.checkpoint.rehearsal_files import TOKENIZER_FILES
 from workflow_scripts.closure import stage_host, stage_sources, stage_tools
 from workflow_scripts.config import (
     DECODE_FORMS,
@@ -218,12 +219,14 @@ def gate_json(wildcards):
 
 
 def checkpoint_source(wildcards):
-    """The files of a local checkpoint that count, by name; a Hugging Face one is fetched by its stage.
+    """The files of a local checkpoint that count, by name, or the folder of a rehearsal.
 
-    A plan can be made without the weights, and says so.
+    A Hugging Face one is fetched by its stage. A plan can be made without the weights, and says so.
     """
     if CONFIG.checkpoint.repository:
         return {}
+    if CONFIG.checkpoint.rehearsal:
+        return {"source": result("rehearsal", "checkpoint")}
     folder, missing = Path(CONFIG.checkpoint.source), None
     try:
         if workflow.dryrun:
@@ -235,6 +238,23 @@ def checkpoint_source(wildcards):
     if missing:
         print(missing, file=sys.stderr)
     return {name: str(path) for name, path in files.items()}
+
+
+def rehearsal_sources(wildcards):
+    """The shape of a rehearsal's checkpoint, and the small tokenizer that it widens."""
+    if CONFIG.checkpoint.rehearsal is None:
+        raise WorkflowError(
+            "rehearsal_checkpoint: the config has no checkpoint.rehearsal, so there is no shape to fill with random "
+            "weights; use --configfile config/rehearsal-e2b.yaml"
+        )
+    small = {name: f"resources/gemma-4-tiny/{name}" for name in TOKENIZER_FILES}
+    return {"config.json": CONFIG.checkpoint.rehearsal.config, **small}
+
+
+def rehearsal_json(wildcards):
+    """Parameters of a rehearsal's checkpoint."""
+    rehearsal = CONFIG.checkpoint.rehearsal
+    return to_json(seed=rehearsal.seed, shard_bytes=rehearsal.shard_bytes)
 
 
 def structure_evidence(wildcards):
