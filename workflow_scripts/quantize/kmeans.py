@@ -6,7 +6,8 @@ start of the last cell never moves back as its end moves on, so each start is co
 and Park, 1990). And the least error is a convex function of the number of cells, so that a price is found at which the
 wanted number pays, or, where a price's best cells jump over it, one at which fewer and more cells pay alike: then the
 one cells up to a certain border followed by the others from there on are as good and of the wanted number (Aggarwal,
-Schieber and Tokuyama, 1994). The result is optimal by construction, up to float64's rounding.
+Schieber and Tokuyama, 1994). The result is optimal by construction, up to float64's rounding: errors that differ by
+less than 1e-15 of the sum of squares about the middle value are not told apart.
 
 Every sweep also bounds the optimum from below: no number of cells does better at a price than those that were found
 there. So the search may end early, as soon as it holds cells whose error is within a tolerance of the optimum.
