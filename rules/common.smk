@@ -208,6 +208,16 @@ def recipe_json(wildcards):
     return to_json(recipe=wildcards.recipe)
 
 
+def quantizer_threads(wildcards):
+    """All cores for a checkpoint of real size; a small one takes a second, and runs beside other jobs.
+
+    No part of the key: the bytes are the same. Snakemake tells the job in OMP_NUM_THREADS.
+    """
+    files = Path(CONFIG.checkpoint.source).glob("*.safetensors")
+    size = sum(path.stat().st_size for path in files if path.is_file())
+    return 1 if 0 < size < 1_000_000_000 else workflow.cores or 1
+
+
 def quantization_json(wildcards):
     """Parameters of the gate over one weight recipe."""
     return to_json(recipe=wildcards.recipe, min_margin=CONFIG.oracle.min_margin)

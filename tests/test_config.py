@@ -338,7 +338,7 @@ COMMIT = "3e22461f65e89153144f8adb70e3b8c2cc9845a7"
             [
                 "artifacts.core_metal_int8.recipe: found 'fp16'",
                 "form hostcache_metal read palettes",
-                "allowed: int8-kmeans-g32, int4-kmeans-g32",
+                "allowed: int8-kmeans-g32, int8-kmeans-g32-optimal, int4-kmeans-g32",
             ],
         ),
         (
@@ -739,7 +739,8 @@ def test_linear_codes_are_refused_for_the_engine():
     said = list(engine_problems("artifacts.chunk1", raw["artifacts"]["chunk1"], raw))
     assert len(said) == 1 and "found 'int4-linear-b32'; form ane_chunk is for the Neural Engine" in said[0]
     assert (
-        "linear codes do not compile for it. allowed: fp32, fp16, int8-kmeans-g32, int4-kmeans-g32" in said[0]
+        "linear codes do not compile for it. allowed: fp32, fp16, int8-kmeans-g32, int8-kmeans-g32-optimal, "
+        "int4-kmeans-g32" in said[0]
     )
     linear = {
         name
