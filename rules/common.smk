@@ -208,14 +208,29 @@ def recipe_json(wildcards):
     return to_json(recipe=wildcards.recipe)
 
 
+def is_small():
+    """Whether the checkpoint is a local one below 1 GB; one that is not there yet counts as of real size."""
+    files = Path(CONFIG.checkpoint.source).glob("*.safetensors")
+    return 0 < sum(path.stat().st_size for path in files if path.is_file()) < 1e9
+
+
+def by_size(small, full):
+    """Megabytes of memory: of a job over a small checkpoint, or over one of real size (measured with E2B's shapes)."""
+    return small if is_small() else full
+
+
+def form_memory(wildcards):
+    """The converter copies 4-bit codes, once for each function of a bundle: 5.6 GB for the ring, 0.4 GB without."""
+    decoder = BUNDLES[wildcards.bundle].form in DECODE_FORMS
+    return by_size(2000, 6000) if decoder else 2000
+
+
 def quantizer_threads(wildcards):
     """All cores for a checkpoint of real size; a small one takes a second, and runs beside other jobs.
 
     No part of the key: the bytes are the same. Snakemake tells the job in OMP_NUM_THREADS.
     """
-    files = Path(CONFIG.checkpoint.source).glob("*.safetensors")
-    size = sum(path.stat().st_size for path in files if path.is_file())
-    return 1 if 0 < size < 1_000_000_000 else workflow.cores or 1
+    return 1 if is_small() else workflow.cores or 1
 
 
 def quantization_json(wildcards):

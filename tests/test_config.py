@@ -324,6 +324,10 @@ COMMIT = "3e22461f65e89153144f8adb70e3b8c2cc9845a7"
         ("repository: https://huggingface.co/me/x", ["repository: found", "OWNER/NAME"]),
         ("publish: true", ["publish: found True", "repository: OWNER/NAME"]),
         ("publish: 'yes'", ["publish: found 'yes'", "repository: OWNER/NAME"]),
+        (
+            "{publish: true, repository: a/b, checkpoint: {source: rehearsal}}",
+            ["publish: found True, but the weights are random"],
+        ),
         ("publish: 'maybe'", ["publish: found 'maybe'", "allowed: True, False, yes, no"]),
         # artifacts
         (

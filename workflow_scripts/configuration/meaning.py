@@ -347,6 +347,8 @@ def _publish_problems(raw: dict[str, Any]) -> Iterator[str]:
     repository = raw["repository"]
     if repository != "none" and not REPOSITORY.fullmatch(repository):
         yield f"repository: found {show(repository)}; allowed: OWNER/NAME on the Hugging Face Hub, or none"
+    if raw["publish"] in (True, "yes") and raw["checkpoint"]["source"] == REHEARSAL:
+        yield f"publish: found {show(raw['publish'])}, but the weights are random (checkpoint.source: {REHEARSAL})"
     if raw["publish"] in (True, "yes") and repository == "none":
         yield (
             f"publish: found {show(raw['publish'])}, but there is no repository to publish to; needs repository: "
