@@ -6,7 +6,7 @@
 #                results/<model>/release                            what people download
 #                results/<model>/{logs,benchmarks}/<stage>/...      one file per job
 #
-# Targets:       release (default), aot, gates, bundles, publish, tiny_checkpoint
+# Targets:       release (default), aot, gates, bundles, publish, tiny_checkpoint, rehearsal_checkpoint
 from snakemake.utils import min_version
 
 min_version("9.27")

@@ -46,3 +46,29 @@ rule tiny_checkpoint:
         "tiny checkpoint: train it anew into resources/gemma-4-tiny"
     shell:
         "python -m workflow_scripts.checkpoint.tiny resources/gemma-4-tiny 2>&1 | tee {log:q}"
+
+
+# Random weights at a real model's size, as a published folder; only for a config with checkpoint.rehearsal.
+rule rehearsal_checkpoint:
+    input:
+        unpack(rehearsal_sources),
+        code=code("rehearsal"),
+    output:
+        result("rehearsal", "checkpoint"),
+    log:
+        logs("rehearsal", "checkpoint"),
+    benchmark:
+        times("rehearsal", "checkpoint")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=500,
+    params:
+        stage="rehearsal",
+        tools=tools("rehearsal"),
+        inputs=named_inputs,
+        json=rehearsal_json,
+    message:
+        "rehearsal: random weights at full size"
+    shell:
+        STAGE

@@ -11,6 +11,7 @@ sys.path.insert(0, workflow.basedir)
 from snakemake.exceptions import WorkflowError
 
 from workflow_scripts.checkpoint.needed import LOCAL, local_inputs, planned_inputs
+from workflow_scripts.checkpoint.rehearsal_files import TOKENIZER_FILES
 from workflow_scripts.closure import stage_host, stage_sources, stage_tools
 from workflow_scripts.config import (
     DECODE_FORMS,
@@ -207,6 +208,31 @@ def recipe_json(wildcards):
     return to_json(recipe=wildcards.recipe)
 
 
+def is_small():
+    """Whether the checkpoint is a local one below 1 GB; one that is not there yet counts as of real size."""
+    files = Path(CONFIG.checkpoint.source).glob("*.safetensors")
+    return 0 < sum(path.stat().st_size for path in files if path.is_file()) < 1e9
+
+
+def by_size(small, full):
+    """Megabytes of memory: of a job over a small checkpoint, or over one of real size (measured with E2B's shapes)."""
+    return small if is_small() else full
+
+
+def form_memory(wildcards):
+    """The converter copies 4-bit codes, once for each function of a bundle: 5.6 GB for the ring, 0.4 GB without."""
+    decoder = BUNDLES[wildcards.bundle].form in DECODE_FORMS
+    return by_size(2000, 6000) if decoder else 2000
+
+
+def quantizer_threads(wildcards):
+    """All cores for a checkpoint of real size; a small one takes a second, and runs beside other jobs.
+
+    No part of the key: the bytes are the same. Snakemake tells the job in OMP_NUM_THREADS.
+    """
+    return 1 if is_small() else workflow.cores or 1
+
+
 def quantization_json(wildcards):
     """Parameters of the gate over one weight recipe."""
     return to_json(recipe=wildcards.recipe, min_margin=CONFIG.oracle.min_margin)
@@ -218,12 +244,14 @@ def gate_json(wildcards):
 
 
 def checkpoint_source(wildcards):
-    """The files of a local checkpoint that count, by name; a Hugging Face one is fetched by its stage.
+    """The files of a local checkpoint that count, by name, or the folder of a rehearsal.
 
-    A plan can be made without the weights, and says so.
+    A Hugging Face one is fetched by its stage. A plan can be made without the weights, and says so.
     """
     if CONFIG.checkpoint.repository:
         return {}
+    if CONFIG.checkpoint.rehearsal:
+        return {"source": result("rehearsal", "checkpoint")}
     folder, missing = Path(CONFIG.checkpoint.source), None
     try:
         if workflow.dryrun:
@@ -235,6 +263,23 @@ def checkpoint_source(wildcards):
     if missing:
         print(missing, file=sys.stderr)
     return {name: str(path) for name, path in files.items()}
+
+
+def rehearsal_sources(wildcards):
+    """The shape of a rehearsal's checkpoint, and the small tokenizer that it widens."""
+    if CONFIG.checkpoint.rehearsal is None:
+        raise WorkflowError(
+            "rehearsal_checkpoint: the config has no checkpoint.rehearsal, so there is no shape to fill with random "
+            "weights; use --configfile config/rehearsal-e2b.yaml"
+        )
+    small = {name: f"resources/gemma-4-tiny/{name}" for name in TOKENIZER_FILES}
+    return {"config.json": CONFIG.checkpoint.rehearsal.config, **small}
+
+
+def rehearsal_json(wildcards):
+    """Parameters of a rehearsal's checkpoint."""
+    rehearsal = CONFIG.checkpoint.rehearsal
+    return to_json(seed=rehearsal.seed, shard_bytes=rehearsal.shard_bytes)
 
 
 def structure_evidence(wildcards):

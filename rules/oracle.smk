@@ -11,7 +11,7 @@ rule oracle:
     conda:
         "../envs/pipeline.yaml"
     resources:
-        mem_mb=2000,
+        mem_mb=by_size(2000, 9500),  # the decoder and its embedding in float32
     params:
         stage="oracle",
         tools=tools("oracle"),

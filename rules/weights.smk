@@ -8,8 +8,11 @@ rule weights:
         logs("weights", "{recipe}"),
     benchmark:
         times("weights", "{recipe}")
+    # Before the oracle, which is one thread for long, and would keep all cores from ever being free.
+    priority: 1
     conda:
         "../envs/pipeline.yaml"
+    threads: quantizer_threads
     resources:
         mem_mb=1000,
     params:

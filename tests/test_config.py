@@ -324,6 +324,10 @@ COMMIT = "3e22461f65e89153144f8adb70e3b8c2cc9845a7"
         ("repository: https://huggingface.co/me/x", ["repository: found", "OWNER/NAME"]),
         ("publish: true", ["publish: found True", "repository: OWNER/NAME"]),
         ("publish: 'yes'", ["publish: found 'yes'", "repository: OWNER/NAME"]),
+        (
+            "{publish: true, repository: a/b, checkpoint: {source: rehearsal}}",
+            ["publish: found True, but the weights are random"],
+        ),
         ("publish: 'maybe'", ["publish: found 'maybe'", "allowed: True, False, yes, no"]),
         # artifacts
         (
@@ -338,7 +342,7 @@ COMMIT = "3e22461f65e89153144f8adb70e3b8c2cc9845a7"
             [
                 "artifacts.core_metal_int8.recipe: found 'fp16'",
                 "form hostcache_metal read palettes",
-                "allowed: int8-kmeans-g32, int4-kmeans-g32",
+                "allowed: int8-kmeans-g32, int8-kmeans-g32-optimal, int4-kmeans-g32",
             ],
         ),
         (
@@ -739,7 +743,8 @@ def test_linear_codes_are_refused_for_the_engine():
     said = list(engine_problems("artifacts.chunk1", raw["artifacts"]["chunk1"], raw))
     assert len(said) == 1 and "found 'int4-linear-b32'; form ane_chunk is for the Neural Engine" in said[0]
     assert (
-        "linear codes do not compile for it. allowed: fp32, fp16, int8-kmeans-g32, int4-kmeans-g32" in said[0]
+        "linear codes do not compile for it. allowed: fp32, fp16, int8-kmeans-g32, int8-kmeans-g32-optimal, "
+        "int4-kmeans-g32" in said[0]
     )
     linear = {
         name

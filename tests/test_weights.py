@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from workflow_scripts.checkpoint.safetensors import read_header
 from workflow_scripts.errors import UserError
 from workflow_scripts.quantize import encode
 from workflow_scripts.quantize.recipes import RECIPES, get_recipe
+from workflow_scripts.quantize.threads import available_threads, in_order
 from workflow_scripts.quantize.weights import Dense, Linear, Palette, Weights
 from workflow_scripts.quantize.writer import write_weights
 
@@ -222,7 +224,38 @@ def test_bytes_do_not_depend_on_block_size(trees, checkpoint, tmp_path, monkeypa
         assert digests(tmp_path / name) == digests(trees[name])
 
 
-@pytest.mark.parametrize("name", ["fp16", "int8-kmeans-g32"])
+@pytest.mark.parametrize("name", ANY_CHECKPOINTS)
+def test_bytes_do_not_depend_on_threads(trees, checkpoint, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(encode, "_BLOCK_WEIGHTS", 1)  # so that there are blocks for all
+    for threads in (1, 2, 7):
+        write_weights(checkpoint, RECIPES[name], new_folder(tmp_path / str(threads)), threads)
+        assert (
+            digests(tmp_path / str(threads))["core.safetensors"] == digests(trees[name])["core.safetensors"]
+        )
+    assert digests(tmp_path / "1") == digests(tmp_path / "2") == digests(tmp_path / "7")
+
+
+def test_threads_give_results_in_order_and_errors_in_their_place():
+    def work(item):
+        time.sleep(0.01 if item % 3 == 0 else 0)
+        if item == 7:
+            raise ValueError("seven")
+        return item
+
+    found = []
+    with pytest.raises(ValueError, match="seven"):
+        found.extend(in_order(work, range(20), 3))
+    results = in_order(work, range(7), 3)
+    assert list(results) == list(range(7))
+
+
+@pytest.mark.parametrize(("told", "expected"), [("3", 3), ("1000", 32), ("", None), ("0", None), ("x", None)])
+def test_threads_are_what_the_workflow_says_or_all_cores(monkeypatch, told, expected):
+    monkeypatch.setenv("OMP_NUM_THREADS", told)
+    assert available_threads() == (expected or os.cpu_count())
+
+
+@pytest.mark.parametrize("name", ["fp16", "int8-kmeans-g32", "int4-kmeans-g32", "int8-linear-b32"])
 def test_bytes_do_not_depend_on_threads_or_processor(trees, checkpoint, tmp_path, name):
     """Another host: a fresh process that compiles without AVX and fused multiply-add, with numpy's plainest loops."""
     script = (
@@ -230,7 +263,7 @@ def test_bytes_do_not_depend_on_threads_or_processor(trees, checkpoint, tmp_path
         "from workflow_scripts.checkpoint.reader import Checkpoint\n"
         "from workflow_scripts.quantize.recipes import RECIPES\n"
         "from workflow_scripts.quantize.writer import write_weights\n"
-        "write_weights(Checkpoint.open(Path(sys.argv[1])), RECIPES[sys.argv[2]], Path(sys.argv[3]))\n"
+        "write_weights(Checkpoint.open(Path(sys.argv[1])), RECIPES[sys.argv[2]], Path(sys.argv[3]), 2)\n"
     )
     other_host = {
         "NUMBA_NUM_THREADS": "2",

@@ -50,6 +50,14 @@ def expected_tensors(config: TextConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def published_tensors(config: TextConfig) -> dict[str, tuple[int, ...]]:
+    """Published name -> shape of a whole text decoder, with the dead K/V tensors of its KV-shared layers (E2B: 600)."""
+    shapes = expected_tensors(config)
+    for layer in range(config.first_shared_layer, config.num_hidden_layers):
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in _kv_shapes(config, layer).items()}
+    return {_WRAPPER_PREFIX + name: shape for name, shape in shapes.items()}
+
+
 def select_text_tensors(tensors: dict[str, TensorInfo], config: TextConfig, folder: Path) -> TextTensors:
     """Pick the decoder's tensors out of everything published and bring them to canonical names and shapes.
 
@@ -75,7 +83,7 @@ def select_text_tensors(tensors: dict[str, TensorInfo], config: TextConfig, fold
 def _layer_shapes(config: TextConfig, layer: int) -> dict[str, tuple[int, ...]]:
     hidden, per_layer = config.hidden_size, config.hidden_size_per_layer_input
     head_dim, width = config.layer_head_dim(layer), config.layer_intermediate_size(layer)
-    queries, keys = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
+    queries = config.num_attention_heads * head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "layer_scalar": (1,),
         "input_layernorm.weight": (hidden,),
@@ -92,13 +100,18 @@ def _layer_shapes(config: TextConfig, layer: int) -> dict[str, tuple[int, ...]]:
         "per_layer_input_gate.weight": (per_layer, hidden),
         "per_layer_projection.weight": (hidden, per_layer),
     }
-    if not config.is_shared(layer):  # values have a norm, but it has no weight
-        shapes |= {
-            "self_attn.k_proj.weight": (keys, hidden),
-            "self_attn.v_proj.weight": (keys, hidden),
-            "self_attn.k_norm.weight": (head_dim,),
-        }
-    return shapes
+    return shapes if config.is_shared(layer) else shapes | _kv_shapes(config, layer)
+
+
+def _kv_shapes(config: TextConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    """What makes the K/V of a layer; values have a norm, but it has no weight."""
+    head_dim = config.layer_head_dim(layer)
+    keys = config.num_key_value_heads * head_dim
+    return {
+        "self_attn.k_proj.weight": (keys, config.hidden_size),
+        "self_attn.v_proj.weight": (keys, config.hidden_size),
+        "self_attn.k_norm.weight": (head_dim,),
+    }
 
 
 def _prefix(tensors: dict[str, TensorInfo], folder: Path) -> str:

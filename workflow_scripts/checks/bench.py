@@ -1,4 +1,7 @@
-"""`make bench`: what the kernels read, and what a rebuild costs as a share of a cold build of the embedded model."""
+"""`make bench`: what the kernels read, how fast and good the quantizer is, and what a rebuild costs.
+
+A rebuild's cost is a share of a cold build of the embedded model.
+"""
 
 import shutil
 import sys
@@ -8,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from workflow_scripts.checks.bench_kernels import print_table
+from workflow_scripts.checks import bench_kernels, bench_quantize
 from workflow_scripts.checks.clone import build, copy_project
 from workflow_scripts.errors import UserError
 
@@ -61,8 +64,10 @@ SCENARIOS = (
 
 
 def main() -> int:
-    """Print the table; the aims are aims, so a miss is printed and is no failure."""
-    print_table()
+    """Print the tables. What the quantizer must reach are demands, a miss fails; a rebuild's aims are aims."""
+    bench_kernels.print_table()
+    print()
+    reached = bench_quantize.print_tables()
     print()
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         project, environment = Path(home) / "project", {"GEMMA4_STORE": str(Path(home) / "store")}
@@ -76,7 +81,7 @@ def main() -> int:
             aim = "" if scenario.aim is None else f"{scenario.aim:>7.2f}"
             miss = "  missed" if scenario.aim is not None and seconds / cold > scenario.aim else ""
             print(f"{scenario.name:<34}{seconds:>9.1f}{seconds / cold:>9.3f}{aim}{miss}", flush=True)
-    return 0
+    return 0 if reached else 1
 
 
 def _seconds(project: Path, environment: dict[str, str]) -> float:

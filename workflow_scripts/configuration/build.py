@@ -18,6 +18,7 @@ from workflow_scripts.configuration.data import (
     Folder,
     Gates,
     Oracle,
+    Rehearsal,
     StoreConfig,
 )
 from workflow_scripts.coreai.architectures import OLDEST_DEPLOYMENT, Target
@@ -91,7 +92,15 @@ def _build_checkpoint(entry: dict[str, Any]) -> CheckpointSource:
         revision=hub["revision"] if hub else None,
         allow_moving_revision=entry["allow_moving_revision"],
         sha256=dict(entry["sha256"]),
+        rehearsal=_build_rehearsal(entry.get("rehearsal")),
     )
+
+
+def _build_rehearsal(entry: dict[str, Any] | None) -> Rehearsal | None:
+    if entry is None:
+        return None
+    shard_bytes = entry.get("shard_bytes")
+    return Rehearsal(entry["config"], int(entry["seed"]), None if shard_bytes is None else int(shard_bytes))
 
 
 def _build_oracle(entry: dict[str, Any]) -> Oracle:

@@ -11,6 +11,7 @@ from workflow_scripts.quantize.recipes import RECIPES, LinearEncoding, PaletteEn
 
 HUB_ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)", re.ASCII)
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)  # on the Hub
+REHEARSAL = "rehearsal"  # the source of a checkpoint with random weights
 
 PLATFORMS = ("macos", "ios")
 PRECISION = ("recipe", "compute")
@@ -112,14 +113,27 @@ LONG_RUN = 256  # fed positions from which a dialogue belongs to gate long_run, 
 
 
 @dataclass(frozen=True)
+class Rehearsal:
+    """Random weights: the config.json with their shape, and bytes of tensors in a shard (None: one file)."""
+
+    config: str
+    seed: int
+    shard_bytes: int | None
+
+
+@dataclass(frozen=True)
 class CheckpointSource:
-    """Where the weights come from; `repository` and `revision` are None for a local folder."""
+    """Where the weights come from.
+
+    `repository` and `revision` are None but for the Hub, `rehearsal` is None but for random weights.
+    """
 
     source: str
     repository: str | None
     revision: str | None
     allow_moving_revision: bool
     sha256: dict[str, str]
+    rehearsal: Rehearsal | None
 
 
 @dataclass(frozen=True)

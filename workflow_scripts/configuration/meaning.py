@@ -18,6 +18,7 @@ from workflow_scripts.configuration.data import (
     HUB_ADDRESS,
     KERNEL_BITS,
     LONG_RUN,
+    REHEARSAL,
     REPOSITORY,
     TABLE_FORMS,
     Config,
@@ -43,7 +44,7 @@ _PLACEHOLDERS = ("slug", "layers")
 _IN_A_FOLDER = (TOKENIZER, PROVENANCE, PLAN, CHUNKS_PLAN, METADATA, AOT)
 _IN_A_RELEASE = (README, COMPILE_SCRIPT, CATALOG, *RECORDS)
 _LICENCES = ("license", "licence", "notice")  # a release carries the checkpoint's files that begin so
-_TARGETS = ("release", "gates", "bundles", "aot", "publish", "tiny_checkpoint")
+_TARGETS = ("release", "gates", "bundles", "aot", "publish", "tiny_checkpoint", "rehearsal_checkpoint")
 _NO_TARGET = {
     "bundle": "no folder holds a bundle and gates.evidence names none",
     "kernel bundle": "no folder holds a bundle with Metal kernels",
@@ -136,9 +137,16 @@ def _chat_problems(config: Config) -> Iterator[str]:
 
 def _checkpoint_problems(checkpoint: dict[str, Any]) -> Iterator[str]:
     source = checkpoint["source"]
+    found = f"checkpoint.source: found {show(source)}"
+    if "rehearsal" in checkpoint and source != REHEARSAL:
+        yield f"{found} beside checkpoint.rehearsal; allowed: {REHEARSAL}, or leave that key out"
+    if "rehearsal" not in checkpoint and source == REHEARSAL:
+        yield (
+            f"{found}, which needs checkpoint.rehearsal: the shape of the random weights. A folder of that name is "
+            f"./{REHEARSAL}"
+        )
     if "://" not in source:
         return
-    found = f"checkpoint.source: found {show(source)}"
     hub = HUB_ADDRESS.fullmatch(source)
     if hub is None:
         yield f"{found}; allowed: a local folder, or hf://owner/name@<40-hex commit>"
@@ -339,6 +347,8 @@ def _publish_problems(raw: dict[str, Any]) -> Iterator[str]:
     repository = raw["repository"]
     if repository != "none" and not REPOSITORY.fullmatch(repository):
         yield f"repository: found {show(repository)}; allowed: OWNER/NAME on the Hugging Face Hub, or none"
+    if raw["publish"] in (True, "yes") and raw["checkpoint"]["source"] == REHEARSAL:
+        yield f"publish: found {show(raw['publish'])}, but the weights are random (checkpoint.source: {REHEARSAL})"
     if raw["publish"] in (True, "yes") and repository == "none":
         yield (
             f"publish: found {show(raw['publish'])}, but there is no repository to publish to; needs repository: "

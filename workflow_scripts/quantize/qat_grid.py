@@ -125,7 +125,7 @@ def _best_fit(block: np.ndarray) -> tuple[int, float]:
 # The compiled loops take blocks [n, size] in two plain indices, one thing at a time, so that they are vectorized.
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy")
 def _find_levels(blocks: np.ndarray, peaks: np.ndarray, smallest: np.ndarray, codes: np.ndarray) -> int:
     """Fill `codes` int8 [n, size]; the index of the first block off the grid, or -1.
 
@@ -158,7 +158,7 @@ def _fits(blocks: np.ndarray, block: int, scale: np.float32) -> bool:
     return off == 0
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _smallest_magnitudes(bits: np.ndarray) -> np.ndarray:
     """Bits of each block's smallest magnitude above 0, or of infinity, from those of its float32 numbers, int32."""
     smallest = np.empty(bits.shape[0], np.int32)
@@ -171,7 +171,7 @@ def _smallest_magnitudes(bits: np.ndarray) -> np.ndarray:
     return smallest
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy")
 def _step_ranges(
     blocks: np.ndarray, bits: np.ndarray, codes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

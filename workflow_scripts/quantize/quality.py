@@ -56,7 +56,7 @@ class Quality:
         return round(10 * math.log10(self.signal / self.error), 2)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _add_squares(
     original: np.ndarray, stored: np.ndarray, signal: float, error: float
 ) -> tuple[float, float]:

@@ -20,11 +20,12 @@ from workflow_scripts.quantize.weights import FORMAT, INDEX, stored_parts
 Index = dict[str, dict[str, Any]]
 
 
-def write_weights(checkpoint: Checkpoint, recipe: Recipe, out: Path) -> None:
+def write_weights(checkpoint: Checkpoint, recipe: Recipe, out: Path, threads: int = 1) -> None:
     """Fill the folder `out` with `core.safetensors`, `head.safetensors`, `weights.json` and `report.json`.
 
-    Streams: a block of rows of one tensor is in memory. Raises UserError naming the tensor where the recipe does not
-    suit its shape, a weight is not finite, or more is lost than the recipe allows.
+    Streams: blocks of rows of one tensor are in memory, two per thread at most. The bytes do not depend on `threads`.
+    Raises UserError naming the tensor where the recipe does not suit its shape, a weight is not finite, or more is lost
+    than the recipe allows.
     """
     index = _index(checkpoint, recipe)
     qualities: dict[str, Quality] = {}
@@ -36,7 +37,7 @@ def write_weights(checkpoint: Checkpoint, recipe: Recipe, out: Path) -> None:
                 if entries[name]["kind"] == "vector":
                     writer.write(name, _vector(checkpoint, name))
                 else:
-                    qualities[name] = _matrix(checkpoint, name, recipe, writer)
+                    qualities[name] = _matrix(checkpoint, name, recipe, writer, threads)
     record = {
         "format": FORMAT,
         "recipe": recipe.name,
@@ -75,9 +76,11 @@ def _vector(checkpoint: Checkpoint, name: str) -> np.ndarray:
     return vector
 
 
-def _matrix(checkpoint: Checkpoint, name: str, recipe: Recipe, writer: SafetensorsWriter) -> Quality:
+def _matrix(
+    checkpoint: Checkpoint, name: str, recipe: Recipe, writer: SafetensorsWriter, threads: int
+) -> Quality:
     encoding = recipe.encoding(name)
-    quality = encode(checkpoint, name, encoding, writer)
+    quality = encode(checkpoint, name, encoding, writer, threads)
     if quality.snr_db is not None and quality.snr_db < encoding.snr_floor_db:
         raise UserError(
             f"{name} keeps a signal-to-noise ratio of only {quality.snr_db} dB in recipe {recipe.name}, which must "

@@ -2,6 +2,7 @@
 
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.quantize.recipes import get_recipe
+from workflow_scripts.quantize.threads import available_threads
 from workflow_scripts.quantize.writer import write_weights
 from workflow_scripts.stages.job import Job
 
@@ -9,4 +10,4 @@ from workflow_scripts.stages.job import Job
 def run(job: Job) -> None:
     """Fill `job.out` with the weights, their index and their quality report."""
     recipe = get_recipe(job.params["recipe"])
-    write_weights(Checkpoint.open(job.inputs["checkpoint"]), recipe, job.out)
+    write_weights(Checkpoint.open(job.inputs["checkpoint"]), recipe, job.out, available_threads())
