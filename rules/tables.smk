@@ -8,8 +8,11 @@ rule tables:
         logs("tables", "{tables}"),
     benchmark:
         times("tables", "{tables}")
+    # Before the oracle, as the weights.
+    priority: 1
     conda:
         "../envs/pipeline.yaml"
+    threads: quantizer_threads
     resources:
         mem_mb=1000,
     params:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -44,6 +45,16 @@ def copy(folder, tmp_path):
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     return tmp_path
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def by_the_formula(rows):
+    """Codes and scales of float32 rows, by numpy."""
+    scale = np.maximum(np.abs(rows).max(axis=1, keepdims=True) / np.float32(127), np.float32(1e-8))
+    return np.clip(np.rint(rows / scale), -127, 127).astype(np.int8), scale
 
 
 def reference(checkpoint, ids):
@@ -103,9 +114,7 @@ def test_files_and_sizes_are_those_of_the_published_dump(folder, checkpoint):
 
 def test_bytes_follow_the_documented_float32_formula(folder, checkpoint):
     for name, file in ((EMBED, "embed_tokens"), (PER_LAYER, "embed_per_layer")):
-        rows = checkpoint.float32(name)
-        scale = np.maximum(np.abs(rows).max(axis=1, keepdims=True) / np.float32(127), np.float32(1e-8))
-        expected = np.clip(np.rint(rows / scale), -127, 127).astype(np.int8)
+        expected, scale = by_the_formula(checkpoint.float32(name))
         assert (folder / f"{file}.i8").read_bytes() == expected.tobytes()
         assert (folder / f"{file}.scale.f32").read_bytes() == scale.astype("<f4").tobytes()
     assert (folder / "proj.f32").read_bytes() == checkpoint.float32(PROJECTION).tobytes()
@@ -148,9 +157,75 @@ def test_bytes_do_not_depend_on_block_size(folder, checkpoint, tmp_path):
         out = tmp_path / str(block_values)
         out.mkdir()
         write_raw_tables(checkpoint, out, block_values)
-        assert {f.name: f.read_bytes() for f in out.iterdir()} == {
-            f.name: f.read_bytes() for f in folder.iterdir()
-        }
+        assert contents(out) == contents(folder)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
+def test_bytes_do_not_depend_on_threads(checkpoint, tmp_path, dtype):
+    cast = {name: checkpoint.array(name).astype(dtype) for name in (EMBED, PER_LAYER)}
+    tiny.write_tensors(tmp_path / "cast.safetensors", cast)
+    other = replace(checkpoint, tensors={**checkpoint.tensors, **read_header(tmp_path / "cast.safetensors")})
+    for threads in (1, 2, 7):
+        out = tmp_path / str(threads)
+        out.mkdir()
+        write_raw_tables(other, out, 1000, threads)
+    assert contents(tmp_path / "1") == contents(tmp_path / "2") == contents(tmp_path / "7")
+    for name, file in ((EMBED, "embed_tokens.i8"), (PER_LAYER, "embed_per_layer.i8")):
+        expected, _ = by_the_formula(cast[name].astype(np.float32))
+        assert (tmp_path / "7" / file).read_bytes() == expected.tobytes()
+
+
+def test_bytes_do_not_depend_on_the_processor(folder, checkpoint, tmp_path):
+    """Another host: a fresh process that compiles without AVX and fused multiply-add, on two threads."""
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from workflow_scripts.checkpoint.reader import Checkpoint\n"
+        "from workflow_scripts.tables.writer import write_raw_tables\n"
+        "write_raw_tables(Checkpoint.open(Path(sys.argv[1])), Path(sys.argv[2]), 1000, 2)\n"
+    )
+    other_host = {
+        "NUMBA_CPU_NAME": "generic",
+        "NUMBA_CPU_FEATURES": "",
+        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    out = tmp_path / "tables"
+    out.mkdir()
+    arguments = [sys.executable, "-c", script, str(checkpoint.source.parent), str(out)]
+    subprocess.run(arguments, cwd=ROOT, env=os.environ | other_host, check=True)
+    assert contents(out) == contents(folder)
+
+
+def test_memory_of_a_table_is_that_of_its_blocks(tmp_path):
+    """A table of 64 MB on two threads, with its rows neither mapped nor held: in a process of its own."""
+    script = """
+import re, sys
+from pathlib import Path
+import numpy as np
+from workflow_scripts.checkpoint.reader import Checkpoint
+from workflow_scripts.checkpoint.safetensors import TensorInfo
+from workflow_scripts.tables import writer
+
+def resident():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+folder, shape = Path(sys.argv[1]), (16384, 2048)
+info = TensorInfo("BF16", shape, folder / "table", 0, 2 * shape[0] * shape[1])
+np.full(shape[0] * shape[1], 0x3F80, np.uint16).tofile(folder / "table")
+checkpoint = Checkpoint(None, "", folder, {"t": info})
+writer.quantize_rows(np.ones((1, 4), np.float32), "t")
+writer._write_rows(checkpoint, "t", "warm", folder, 1 << 17, 2)
+Path("/proc/self/clear_refs").write_text("5")
+before = resident()
+writer._write_rows(checkpoint, "t", "rows", folder, 1 << 17, 2)
+print(resident() - before)
+"""
+    if sys.platform != "linux":
+        pytest.skip("the peak is read from /proc")
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert int(result.stdout) < 8 << 10
+    assert (tmp_path / "rows.i8").read_bytes() == b"\x7f" * (16384 * 2048)
 
 
 def test_stage_writes_the_same(folder, checkpoint, tmp_path):
@@ -158,9 +233,7 @@ def test_stage_writes_the_same(folder, checkpoint, tmp_path):
     from workflow_scripts.stages.job import Job
 
     stage.run(Job({"checkpoint": checkpoint.source.parent}, {}, {}, tmp_path))
-    assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == {
-        f.name: f.read_bytes() for f in folder.iterdir()
-    }
+    assert contents(tmp_path) == contents(folder)
 
 
 def test_tables_are_mapped_copy_on_write(folder):
@@ -249,14 +322,15 @@ def test_missing_or_broken_meta_is_named(copy):
 
 
 @pytest.mark.parametrize("name", [EMBED, PER_LAYER, PROJECTION, PROJECTION_NORM])
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_value_that_is_not_finite_is_refused_by_name(checkpoint, tmp_path, name, bad):
-    values = checkpoint.array(name).astype(ml_dtypes.bfloat16)
-    values.reshape(-1)[-1] = bad
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
+def test_a_value_that_is_not_finite_is_refused_by_name(checkpoint, tmp_path, name, bad, dtype):
+    values = checkpoint.array(name).astype(dtype)
+    values[len(values) - 2 :].reshape(-1)[0] = bad
     tiny.write_tensors(tmp_path / "other.safetensors", {name: values})
     damaged = {**checkpoint.tensors, name: read_header(tmp_path / "other.safetensors")[name]}
-    with pytest.raises(UserError, match=f"{name} holds a value"):
-        write_raw_tables(replace(checkpoint, tensors=damaged), tmp_path)
+    with pytest.raises(UserError, match=rf"{name}, row {len(values) - 2}, holds a value"):
+        write_raw_tables(replace(checkpoint, tensors=damaged), tmp_path, 1000, 2)
 
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -265,7 +339,7 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False, width=32)
 @settings(max_examples=200)
 @given(hnp.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=FINITE))
 def test_row_quantizer_keeps_its_bounds(rows):
-    quantized, scale = quantize_rows(rows)
+    quantized, scale = quantize_rows(rows, "t")
     assert quantized.dtype == np.int8 and scale.dtype == np.float32 and scale.shape == (len(rows),)
     assert quantized.min() >= -127 and (scale >= np.float32(1e-8)).all()
     step = scale[:, None].astype(np.float64)
@@ -276,19 +350,22 @@ def test_row_quantizer_keeps_its_bounds(rows):
         np.abs(quantized).max(axis=1)[peaks >= 1.28e-6] == 127
     ).all()  # the largest value uses the whole range
     assert (quantized[rows == 0] == 0).all()
-    negated, same_scale = quantize_rows(-rows)
+    expected, formula = by_the_formula(rows)
+    np.testing.assert_array_equal(quantized, expected)
+    np.testing.assert_array_equal(scale, formula[:, 0])
+    negated, same_scale = quantize_rows(-rows, "t")
     np.testing.assert_array_equal(negated, -quantized)
     np.testing.assert_array_equal(same_scale, scale)
     with np.errstate(over="ignore"):
         again = quantized.astype(np.float32) * scale[:, None]
     if np.isfinite(again).all():
-        np.testing.assert_array_equal(quantize_rows(again)[0], quantized)
+        np.testing.assert_array_equal(quantize_rows(again, "t")[0], quantized)
 
 
 def test_row_quantizer_at_the_extremes():
     largest = np.finfo(np.float32).max
     rows = np.array([[0, 0, 0], [largest, -largest, 0], [1e-45, 0, 0], [127, -127, 0.5]], np.float32)
-    quantized, scale = quantize_rows(rows)
+    quantized, scale = quantize_rows(rows, "t")
     np.testing.assert_array_equal(
         quantized, [[0, 0, 0], [127, -127, 0], [0, 0, 0], [127, -127, 0]]
     )  # rint(0.5) is 0

@@ -169,6 +169,14 @@ def test_bytes_do_not_depend_on_block_size_and_the_stage_writes_the_same(folder,
         assert contents(out) == contents(folder)
 
 
+def test_bytes_do_not_depend_on_threads(folder, checkpoint, tmp_path):
+    for threads in (2, 7):
+        out = tmp_path / str(threads)
+        out.mkdir()
+        write_int4_tables(checkpoint, out, 4096, threads)
+        assert contents(out) == contents(folder)
+
+
 def test_reader_needs_numpy_only():
     code = "import sys, workflow_scripts.tables.open; print(sorted({'torch', 'numba'} & set(sys.modules)))"
     result = subprocess.run(

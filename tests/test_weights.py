@@ -20,9 +20,9 @@ from workflow_scripts.checkpoint.safetensors import read_header
 from workflow_scripts.errors import UserError
 from workflow_scripts.quantize import encode
 from workflow_scripts.quantize.recipes import RECIPES, get_recipe
-from workflow_scripts.quantize.threads import available_threads, in_order
 from workflow_scripts.quantize.weights import Dense, Linear, Palette, Weights
 from workflow_scripts.quantize.writer import write_weights
+from workflow_scripts.threads import available_threads, in_order
 
 ROOT = Path(__file__).parents[1]
 FILES = ["core.safetensors", "head.safetensors", "report.json", "weights.json"]

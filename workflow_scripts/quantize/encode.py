@@ -14,8 +14,8 @@ from workflow_scripts.quantize.palette import PaletteBlock, check_groups, palett
 from workflow_scripts.quantize.qat_grid import recover_grid
 from workflow_scripts.quantize.quality import GridFit, Quality
 from workflow_scripts.quantize.recipes import DenseEncoding, Encoding, LinearEncoding, PaletteEncoding
-from workflow_scripts.quantize.threads import in_order
 from workflow_scripts.quantize.weights import stored_parts
+from workflow_scripts.threads import in_order
 
 # Weights in work at once on each thread, some 6 MB of temporaries: few enough that these stay in the processor's cache
 # from one loop to the next (of 2^20 weights, linear codes take half the time per weight of 2^22, measured).

@@ -2,9 +2,9 @@
 
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.quantize.recipes import get_recipe
-from workflow_scripts.quantize.threads import available_threads
 from workflow_scripts.quantize.writer import write_weights
 from workflow_scripts.stages.job import Job
+from workflow_scripts.threads import available_threads
 
 
 def run(job: Job) -> None:

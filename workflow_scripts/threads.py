@@ -1,4 +1,4 @@
-"""Threads of the quantizer: how many there are, and work on them whose results come in order."""
+"""Threads of a stage that streams: how many there are, and work on them whose results come in order."""
 
 import os
 from collections import deque
