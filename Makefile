@@ -26,7 +26,7 @@ help:
 	@echo "make test-models  the whole release of the second embedded model (minutes)"
 	@echo "make lint         ruff, snakefmt, snakemake --lint"
 	@echo "make reproduce    two clean builds under different settings give the same bytes (minutes)"
-	@echo "make bench        what the Metal kernels read; the quantizer beside coreai-opt and a copy; what a rebuild costs (minutes)"
+	@echo "make bench        what the Metal kernels read; quantizer, tables, saving and gates beside baselines; what a rebuild costs (minutes)"
 	@echo "make doctor       what works on this host and what will not"
 	@echo "make environment  the pinned packages in $(ENV)"
 	@echo "make clean        delete everything built (results/) and all caches; $(ENV) stays"

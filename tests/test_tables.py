@@ -213,10 +213,10 @@ info = TensorInfo("BF16", shape, folder / "table", 0, 2 * shape[0] * shape[1])
 np.full(shape[0] * shape[1], 0x3F80, np.uint16).tofile(folder / "table")
 checkpoint = Checkpoint(None, "", folder, {"t": info})
 writer.quantize_rows(np.ones((1, 4), np.float32), "t")
-writer._write_rows(checkpoint, "t", "warm", folder, 1 << 17, 2)
+writer.write_rows(checkpoint, "t", "warm", folder, 1 << 17, 2)
 Path("/proc/self/clear_refs").write_text("5")
 before = resident()
-writer._write_rows(checkpoint, "t", "rows", folder, 1 << 17, 2)
+writer.write_rows(checkpoint, "t", "rows", folder, 1 << 17, 2)
 print(resident() - before)
 """
     if sys.platform != "linux":

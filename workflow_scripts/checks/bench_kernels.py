@@ -3,11 +3,8 @@
 A token's time on a GPU goes into reading weights, so a kernel is as fast as it reads little and in order.
 """
 
-import io
 import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from workflow_scripts.checks.measure import quiet
 from workflow_scripts.coreai.convert import Function, save_bundle
 from workflow_scripts.kernels import (
     head_argmax_int4,
@@ -98,7 +96,7 @@ def shipped_calls(layers: Sequence[Layer], home: Path) -> list[KernelCall]:
     bundle = home / "kernels.aimodel"
     bundle.mkdir()
     kernels = {layer.kernel.name: layer.kernel for layer in layers}
-    with _quiet():
+    with quiet():
         save_bundle([_function(layers)], bundle, {}, list(kernels.values()))
         # In this process: the bundle was just written, nothing can have damaged it.
         return read_calls(bundle, describe(str(bundle)))
@@ -173,11 +171,3 @@ def _line(name: str, counted: Counted) -> str:
         f"{reads[_INPUT] / rows:>8.0f}{prod(call.threadgroup):>9}{memory:>19}"
         f"{len(moving_indices(call.source, call.name)):>16}"
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Conversion writes to stdout, and its libraries warn of each other: neither belongs into a table."""
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield

@@ -6,11 +6,8 @@ of each counts, in seconds of the processor: what else the host does then weighs
 
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 
 import ml_dtypes
@@ -18,6 +15,7 @@ import numpy as np
 
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.checkpoint.safetensors import SafetensorsWriter, read_header
+from workflow_scripts.checks.measure import all_reached, copy_bytes, least_seconds, quiet
 from workflow_scripts.errors import UserError
 from workflow_scripts.quantize.encode import describe, encode
 from workflow_scripts.quantize.palette import palettize
@@ -64,9 +62,7 @@ class Palettized:
 def print_tables() -> bool:
     """Print both; returns whether all that is demanded is reached."""
     misses = [*_print_palettes(), *_print_linear()]
-    for miss in misses:
-        print(f"missed: {miss}")
-    return not misses
+    return all_reached(misses)
 
 
 def _print_palettes() -> Iterator[str]:
@@ -125,7 +121,9 @@ def compare(weights: np.ndarray, encoding: PaletteEncoding) -> Palettized:
     error, least = ours(some, encoding.tolerance), ours(some, 0.0)
     theirs = _TheirPalettizer(some, encoding)
     their_error = theirs.error()  # the first run, that compiles
-    seconds, their_seconds = _best_in_turns(lambda: ours(weights, encoding.tolerance), theirs.run)
+    seconds, their_seconds = least_seconds(
+        lambda: ours(weights, encoding.tolerance), theirs.run, rounds=_ROUNDS
+    )
     return Palettized(seconds / weights.size, their_seconds / some.size, error, their_error, least)
 
 
@@ -133,7 +131,7 @@ class _TheirPalettizer:
     """coreai-opt's default k-means on a layer with some weights."""
 
     def __init__(self, weights: np.ndarray, encoding: PaletteEncoding) -> None:
-        with _quiet():
+        with quiet():
             import torch
             from coreai_opt.palettization import KMeansPalettizerConfig
 
@@ -153,7 +151,7 @@ class _TheirPalettizer:
         rows, columns = self._weights.shape
         model = torch.nn.Sequential(torch.nn.Linear(columns, rows, bias=False, device="meta"))
         model[0].weight = torch.nn.Parameter(self._weights)
-        with _quiet():
+        with quiet():
             palettizer = KMeansPalettizer(model, self._config)
             prepared = palettizer.prepare(example_inputs=(torch.zeros(1, columns),), num_workers=1)
         return prepared[0].weight.detach().numpy()
@@ -183,37 +181,12 @@ def compare_with_copy(encoding: LinearEncoding, home: Path) -> tuple[float, floa
 
     def copied() -> None:
         copy.unlink(missing_ok=True)
-        _copy(source, copy, size)
+        copy_bytes(source, copy, size)
 
     quantized()  # the first run, that compiles
     size = result.stat().st_size
-    seconds, copy_seconds = _best_in_turns(quantized, copied)
+    seconds, copy_seconds = least_seconds(quantized, copied, rounds=_ROUNDS)
     return seconds / weights.size, copy_seconds / weights.size
-
-
-def _copy(source: Path, target: Path, size: int, chunk: int = 1 << 20) -> None:
-    """Read all of a file, and write `size` bytes of it, evenly."""
-    share, buffer = size / source.stat().st_size, memoryview(bytearray(chunk))
-    with source.open("rb", buffering=0) as read, target.open("wb", buffering=0) as write:
-        while count := read.readinto(buffer):
-            write.write(buffer[: round(count * share)])
-
-
-def _best_in_turns(*runs: Callable[[], object]) -> list[float]:
-    best = [float("inf")] * len(runs)
-    for _ in range(_ROUNDS):
-        for i, run in enumerate(runs):
-            start = time.process_time()
-            run()
-            best[i] = min(best[i], time.process_time() - start)
-    return best
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """It draws progress bars, and its libraries warn on import."""
-    with redirect_stderr(StringIO()):
-        yield
 
 
 if __name__ == "__main__":

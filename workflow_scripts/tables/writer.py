@@ -27,10 +27,26 @@ def write_raw_tables(
 
     The bytes do not depend on `threads`. Raises UserError naming tensor and row of a value that is not finite.
     """
-    _write_rows(checkpoint, "embed_tokens.weight", EMBED, out, block_values, threads)
-    _write_rows(checkpoint, "embed_tokens_per_layer.weight", PER_LAYER, out, block_values, threads)
+    write_rows(checkpoint, "embed_tokens.weight", EMBED, out, block_values, threads)
+    write_rows(checkpoint, "embed_tokens_per_layer.weight", PER_LAYER, out, block_values, threads)
     write_projection(checkpoint, out, block_values)
     write_json(out / META, meta_of(checkpoint).to_json())
+
+
+def write_rows(
+    checkpoint: Checkpoint, name: str, table: str, out: Path, block_values: int, threads: int
+) -> None:
+    """One table of the dump, its two files in the folder `out`. Raises UserError as `write_raw_tables` does."""
+    blocks = row_blocks(checkpoint.shape(name), block_values)
+
+    def work(block: slice) -> tuple[np.ndarray, np.ndarray]:
+        # Mapped anew for each block, so that no pages stay in the process.
+        return quantize_rows(checkpoint.array(name)[block], name, block.start)
+
+    with (out / rows_file(table)).open("wb") as rows_out, (out / scale_file(table)).open("wb") as scales_out:
+        for quantized, scales in track(in_order(work, blocks, threads), f"table {name}", len(blocks)):
+            rows_out.write(quantized.data)
+            scales_out.write(scales.astype(FLOAT).data)
 
 
 def quantize_rows(rows: np.ndarray, name: str, first_row: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -49,21 +65,6 @@ def quantize_rows(rows: np.ndarray, name: str, first_row: int = 0) -> tuple[np.n
     if bad >= 0:
         raise not_finite(name, first_row + bad)
     return quantized, scales
-
-
-def _write_rows(
-    checkpoint: Checkpoint, name: str, table: str, out: Path, block_values: int, threads: int
-) -> None:
-    blocks = row_blocks(checkpoint.shape(name), block_values)
-
-    def work(block: slice) -> tuple[np.ndarray, np.ndarray]:
-        # Mapped anew for each block, so that no pages stay in the process.
-        return quantize_rows(checkpoint.array(name)[block], name, block.start)
-
-    with (out / rows_file(table)).open("wb") as rows_out, (out / scale_file(table)).open("wb") as scales_out:
-        for quantized, scales in track(in_order(work, blocks, threads), f"table {name}", len(blocks)):
-            rows_out.write(quantized.data)
-            scales_out.write(scales.astype(FLOAT).data)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
