@@ -75,7 +75,13 @@ def save_bundle(
     `kernels` are the Metal kernels that the functions call. Release mode: debug mode would put absolute source
     paths into the file.
     """
-    with private.reproducible_names(), torch.no_grad(), _without_stack_traces(), paused_collection():
+    with (
+        private.reproducible_names(),
+        private.packed_on_disk(out),
+        torch.no_grad(),
+        _without_stack_traces(),
+        paused_collection(),
+    ):
         private.forget_kernel_names(kernels)
         converter = TorchConverter(mode=TorchConverter.Mode.RELEASE)
         converter.register_custom_kernels(kernels)

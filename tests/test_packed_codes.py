@@ -1,0 +1,62 @@
+"""4-bit codes on their way into a bundle: packed as the converter packs them, without memory of their own."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from coreai_torch._compression import _intx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workflow_scripts.coreai import private
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 5000), st.booleans(), st.integers(0, 1 << 30))
+def test_packed_as_the_converter_packs(tmp_path_factory, size, signed, seed):
+    values = np.random.default_rng(seed).integers(-8 if signed else 0, 8 if signed else 16, size)
+    codes = torch.from_numpy(values.astype(np.int8 if signed else np.uint8))
+    name = "pack_intx" if signed else "pack_uintx"
+    expected = getattr(_intx, name)(codes, 4)
+    with private.packed_on_disk(tmp_path_factory.getbasetemp()):
+        packed = getattr(_intx, name)(codes, 4)
+    assert packed.dtype == torch.uint8
+    assert torch.equal(packed, expected)
+
+
+def test_many_tensors_keep_apart_across_blocks_and_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(private, "_PACKED_AT_ONCE", 1000)
+    monkeypatch.setattr(private, "_FILE_BYTES", 4000)
+    random = np.random.default_rng(0)
+    tensors = [
+        torch.from_numpy(random.integers(-8, 8, size).astype(np.int8))
+        for size in (300, 1001, 9999, 20000, 257)
+    ]
+    expected = [_intx.pack_intx(codes, 4) for codes in tensors]
+    with private.packed_on_disk(tmp_path):
+        packed = [_intx.pack_intx(codes, 4) for codes in tensors]
+        again = [_intx.pack_intx(codes, 4) for codes in tensors]
+    for made, second, wanted in zip(packed, again, expected, strict=True):
+        assert torch.equal(made, wanted)
+        assert second.data_ptr() == made.data_ptr()  # for another function: not packed again
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_packing_takes_no_memory(tmp_path):
+    """32 MiB of codes, read from a file as the weights are: the converter takes 16 MiB for what it packs."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("this system does not tell anonymous memory from files")
+
+    def anonymous_mib():
+        return int(re.search(r"RssAnon:\s+(\d+)", status.read_text())[1]) / 1024
+
+    (tmp_path / "codes").write_bytes(np.arange(1 << 25, dtype=np.uint32).astype(np.int8).tobytes())
+    codes = torch.from_numpy(np.memmap(tmp_path / "codes", np.int8, "c"))
+    with private.packed_on_disk(tmp_path):
+        before = anonymous_mib()
+        packed = _intx.pack_intx(codes, 4)
+        assert anonymous_mib() - before < 8
+    assert packed.numel() == 1 << 24
