@@ -24,6 +24,7 @@ from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.release import driver
 from workflow_scripts.release.plan import Plan
+from workflow_scripts.scratch import Scratch
 from workflow_scripts.stages import gate_gpu
 
 FAKES = Path(__file__).parent / "fakes"
@@ -43,7 +44,7 @@ def folder(tmp_path_factory, tiny_weights):
     root = tmp_path_factory.mktemp("packaged") / "macos"
     (root / "head.aimodel").mkdir(parents=True)
     (root / "tokenizer").mkdir()
-    head = head_argmax_int8.head(weights, HEAD_WEIGHT)
+    head = head_argmax_int8.head(weights, HEAD_WEIGHT, Scratch(root))
     function = Function("main", head, head_argmax_metal(weights.config, 0, "fp16")["main"])
     save_bundle([function], root / "head.aimodel", {}, [head_argmax_int8.KERNEL])
     Plan("hostcache", {"head": "head.aimodel"}, [], "tokenizer", 64, [1], {}).write(root)

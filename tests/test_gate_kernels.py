@@ -8,6 +8,8 @@ import copy
 import json
 import re
 import shutil
+import tempfile
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +33,7 @@ from workflow_scripts.model.signature import FunctionSpec, TensorSpec
 from workflow_scripts.msl.compiler import MODES
 from workflow_scripts.msl.extract import describe, read_calls
 from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.scratch import Scratch
 
 RECIPES = {8: "int8-kmeans-g32", 4: "int4-kmeans-g32"}
 GATE, UP, DOWN = (f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
@@ -103,10 +106,10 @@ def export(kind, bits, weights, text, out, dtype="float16"):
     out.mkdir()
     kernel = kernel_of(kind, bits, text)
     if kind == "matvec":
-        matrices = [packed_matrix(weights[bits], name, bits) for name in (GATE, UP, DOWN)]
-        matvec_bundle(kernel, matrices, out, dtype)
+        matvec_bundle(kernel, matrices_of(weights, bits), out, dtype)
     else:
-        head_bundle(kernel, packed_matrix(weights[bits], HEAD_WEIGHT, bits), out, dtype)
+        (matrix,) = matrices_of(weights, bits, [HEAD_WEIGHT])
+        head_bundle(kernel, matrix, out, dtype)
     return out
 
 
@@ -360,7 +363,8 @@ class FewerThreads(KernelMatvec):
 
 
 def matrices_of(weights, bits, names=(GATE, UP, DOWN)):
-    return [packed_matrix(weights[bits], name, bits) for name in names]
+    scratch = Scratch(Path(tempfile.gettempdir()))
+    return [packed_matrix(weights[bits], name, bits, scratch) for name in names]
 
 
 @pytest.mark.parametrize("change", ["dispatch", "order", "code", "entry"])

@@ -27,6 +27,7 @@ from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import signature
 from workflow_scripts.model.token_decoder import token_decoder
 from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.scratch import Scratch
 from workflow_scripts.tables.open import open_tables
 
 CONTEXT = 300  # more than stand in a program's text
@@ -215,7 +216,7 @@ def test_a_head_that_a_tool_passed_over_is_found(evidence, tmp_path, damage, bit
     """Left in float16; or tied to the embedding, whose rows are then all that is stored."""
     form, inputs = "decode", evidence("decode")
     weights, tables = Weights.open(inputs["weights"]), open_tables(inputs["tables"])
-    linear = exported_linears(weights, torch.float16)
+    linear = exported_linears(weights, torch.float16, Scratch(tmp_path))
 
     class Tied(torch.nn.Module):
         def __init__(self):

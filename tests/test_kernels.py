@@ -43,6 +43,7 @@ from workflow_scripts.model.metal_core import metal_core
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import hostcache_metal, signature
 from workflow_scripts.quantize.weights import Palette, Weights
+from workflow_scripts.scratch import Scratch
 
 RECIPES = {8: "int8-kmeans-g32", 4: "int4-kmeans-g32"}
 
@@ -185,10 +186,11 @@ def test_the_interface_is_the_published_one(bundles, weights, name, form, comput
 
 
 @torch.no_grad()
-def test_a_core_in_the_runtime_equals_the_kernels_reference(bundles, weights):
+def test_a_core_in_the_runtime_equals_the_kernels_reference(bundles, weights, tmp_path):
     """Position by position: the bundle in the runtime of this host, and its graph in torch."""
     stored = Weights.open(weights[RECIPES[4]])
-    core = metal_core(stored, palette_matvec_int4.linears(stored), torch.float32)
+    scratch = Scratch(tmp_path)
+    core = metal_core(stored, palette_matvec_int4.linears(stored, scratch), torch.float32, scratch)
     spec = hostcache_metal(stored.config, 8, "fp32")["main"]
     numbers = np.random.default_rng(11)
     cache = HostCache(spec, stored.config.sliding_window)
@@ -216,7 +218,7 @@ def test_another_process_writes_the_same_bytes(bundles, weights, tmp_path):
     assert verify_tree(output).digest == verify_tree(manifest_path(bundles["core4"])).digest
 
 
-def test_a_matrix_that_does_not_suit_is_named(weights):
+def test_a_matrix_that_does_not_suit_is_named(weights, tmp_path):
     name = "layers.0.mlp.gate_proj.weight"
     opened = {recipe: Weights.open(tree) for recipe, tree in weights.items()}
     for recipe, linears in (
@@ -225,15 +227,15 @@ def test_a_matrix_that_does_not_suit_is_named(weights):
         (RECIPES[8], palette_matvec_int4.linears),
     ):
         with pytest.raises(UserError, match=rf"{name} is stored in recipe {recipe}.*palettes of"):
-            linears(opened[recipe])(name)
+            linears(opened[recipe], Scratch(tmp_path))(name)
 
 
 @pytest.mark.parametrize("shape", [(48, 96), (64, 80)])
-def test_a_shape_that_does_not_suit_is_named(monkeypatch, weights, shape):
+def test_a_shape_that_does_not_suit_is_named(monkeypatch, weights, shape, tmp_path):
     stored = Palette(np.zeros(shape, np.uint8), np.zeros((2, 256), np.float16), 32, 8)
     monkeypatch.setattr(Weights, "linear", lambda self, name: stored)
     with pytest.raises(UserError, match=rf"{HEAD_WEIGHT} has the shape \[{shape[0]}, {shape[1]}\].*of 32"):
-        head_argmax_int8.head(Weights.open(weights["fp16"]), HEAD_WEIGHT)
+        head_argmax_int8.head(Weights.open(weights["fp16"]), HEAD_WEIGHT, Scratch(tmp_path))
 
 
 def test_a_kernel_belongs_to_the_one_stage_that_embeds_it():

@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 from workflow_scripts.errors import UserError
 from workflow_scripts.quantize.linear import quantize_linear
 from workflow_scripts.quantize.weights import Linear
+from workflow_scripts.scratch import Scratch
 
 RANGES = {  # (bits, scheme) -> lowest code, highest code, levels from 0 to the peak
     (4, "clipping"): (-7, 7, 7),
@@ -276,7 +277,7 @@ def test_a_bundle_runs_as_the_dequantized_layer(bundles, bits):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
-def test_both_factories_take_the_stored_kind():
+def test_both_factories_take_the_stored_kind(tmp_path):
     """Expanded for the reference, as codes for a bundle."""
     import torch
 
@@ -286,7 +287,10 @@ def test_both_factories_take_the_stored_kind():
         def linear(self, name):
             return layer(4, np.arange(-8, 8, dtype=np.int8).repeat(32).reshape(16, 32))
 
-    exported, eager = exported_linears(Stored(), torch.float16)("w"), eager_linears(Stored())("w")
+    exported, eager = (
+        exported_linears(Stored(), torch.float16, Scratch(tmp_path))("w"),
+        eager_linears(Stored())("w"),
+    )
     assert isinstance(exported, BlockLinear) and exported.steps.dtype == torch.float16
     assert isinstance(eager, DenseLinear) and eager.weight.dtype == torch.float32
     np.testing.assert_array_equal(eager.weight, Stored().linear("w").dequantize())

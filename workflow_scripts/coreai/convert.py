@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from torch.fx import config as fx_config
 
 from workflow_scripts.collection import paused_collection
 from workflow_scripts.coreai import private
+from workflow_scripts.coreai.packed_codes import PackedOnDisk
 from workflow_scripts.model.signature import COMPUTE_DTYPES, FunctionSpec, Length, TensorSpec
+from workflow_scripts.scratch import Scratch
 
 _LOG = logging.getLogger(__name__)
 
@@ -77,7 +80,7 @@ def save_bundle(
     """
     with (
         private.reproducible_names(),
-        private.packed_on_disk(out),
+        private.packing_by(partial(PackedOnDisk, Scratch(out))),
         torch.no_grad(),
         _without_stack_traces(),
         paused_collection(),

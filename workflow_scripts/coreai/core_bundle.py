@@ -11,6 +11,7 @@ from workflow_scripts.model.decoder import Decoder
 from workflow_scripts.model.linear import exported_linears
 from workflow_scripts.model.signature import FunctionSpec
 from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.scratch import Scratch
 
 
 def save_core(
@@ -23,6 +24,6 @@ def save_core(
 ) -> None:
     """Write the core into the folder `out`; per function, a wrap puts the decoder into the module of the graph form."""
     dtype = torch_dtype(compute)
-    decoder = Decoder(weights, exported_linears(weights, dtype), dtype)
+    decoder = Decoder(weights, exported_linears(weights, dtype, Scratch(out)), dtype)
     functions = [Function(name, wraps[name](decoder), spec) for name, spec in specs.items()]
     save_weights_bundle(functions, weights, form, compute, out)

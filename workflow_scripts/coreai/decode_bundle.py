@@ -9,6 +9,7 @@ from workflow_scripts.coreai.weights_bundle import save_weights_bundle
 from workflow_scripts.model.linear import exported_linears
 from workflow_scripts.model.token_decoder import TokenDecoder, token_decoder
 from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.scratch import Scratch
 from workflow_scripts.tables.open import open_tables
 
 
@@ -25,6 +26,6 @@ def save_decode(
     """
     weights, tables = Weights.open(inputs["weights"]), open_tables(inputs["tables"])
     dtype = torch_dtype(compute)
-    model = token_decoder(weights, tables, exported_linears(weights, dtype), dtype)
+    model = token_decoder(weights, tables, exported_linears(weights, dtype, Scratch(out)), dtype)
     made = functions(model, weights.config, tables.FORMAT)
     save_weights_bundle(made, weights, form, compute, out, tables=tables.FORMAT)

@@ -11,12 +11,13 @@ from workflow_scripts.model.linear import LinearFactory
 from workflow_scripts.model.metal_core import metal_core
 from workflow_scripts.model.signature import hostcache_metal
 from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.scratch import Scratch
 
 
 def save_metal_core(
     tree: Path,
     kernel: TorchMetalKernel,
-    mlp: Callable[[Weights], LinearFactory],
+    mlp: Callable[[Weights, Scratch], LinearFactory],
     *,
     context: int,
     compute: str,
@@ -28,5 +29,6 @@ def save_metal_core(
     """
     weights = Weights.open(tree)
     spec = hostcache_metal(weights.config, context, compute)["main"]
-    core = metal_core(weights, mlp(weights), torch_dtype(compute))
+    scratch = Scratch(out)
+    core = metal_core(weights, mlp(weights, scratch), torch_dtype(compute), scratch)
     save_weights_bundle([Function("main", core, spec)], weights, "hostcache_metal", compute, out, [kernel])

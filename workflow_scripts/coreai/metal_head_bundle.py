@@ -11,12 +11,13 @@ from workflow_scripts.coreai.weights_bundle import save_weights_bundle
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import head_argmax_metal
 from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.scratch import Scratch
 
 
 def save_metal_head(
     tree: Path,
     kernel: TorchMetalKernel,
-    head: Callable[[Weights, str], nn.Module],
+    head: Callable[[Weights, str, Scratch], nn.Module],
     *,
     compute: str,
     out: Path,
@@ -27,5 +28,5 @@ def save_metal_head(
     """
     weights = Weights.open(tree)
     spec = head_argmax_metal(weights.config, 0, compute)["main"]
-    functions = [Function("main", head(weights, HEAD_WEIGHT), spec)]
+    functions = [Function("main", head(weights, HEAD_WEIGHT, Scratch(out)), spec)]
     save_weights_bundle(functions, weights, "head_argmax_metal", compute, out, [kernel])

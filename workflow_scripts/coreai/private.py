@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import json
 import re
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,8 +21,6 @@ from workflow_scripts.errors import UserError
 
 _CHECKED = {"coreai-core": "1.0.0b3", "coreai-torch": "0.4.3"}
 _CREATED = "20260101T000000Z"  # the format wants a date; the same one in every build
-_PACKED_AT_ONCE = 1 << 22  # codes, an even number
-_FILE_BYTES = 1 << 28  # of a file for packed codes, which takes only as much of the disk as is written
 _INLINE_LIMIT = 256  # elements; stock conversion keeps smaller constants and splats inside the program's text
 
 
@@ -127,60 +124,17 @@ def reproducible_names() -> Iterator[None]:
         externalize.uuid4 = stock_uuid
 
 
-class _PackedOnDisk:
-    """Stands in for the converter's packing of 4-bit codes: the packed bytes are those of mapped files without a name.
-
-    Stock packing takes fresh memory for every tensor of every function, which all stays until the program is written:
-    5.6 GB for E2B's ring (measured). Codes that were packed before, for another function, are not packed again.
-    """
-
-    def __init__(self, folder: Path, stock: Callable[[Any, int], Any]) -> None:
-        self._folder, self._stock = folder, stock
-        self._made: dict[tuple[int, int], tuple[Any, Any]] = {}
-        self._file, self._mapped, self._used = None, np.empty(0, np.uint8), 0
-
-    def __call__(self, codes: Any, bits: int) -> Any:
-        if bits != 4 or codes.numel() < _INLINE_LIMIT or not codes.is_contiguous():
-            return self._stock(codes, bits)
-        place = codes.data_ptr(), codes.numel()
-        if place not in self._made:
-            import torch
-
-            # The codes are kept beside what was made of them, so that no others come to lie in their place.
-            self._made[place] = codes, torch.from_numpy(self._pack(codes.detach().reshape(-1).numpy()))
-        return self._made[place][1]
-
-    def _pack(self, codes: np.ndarray) -> np.ndarray:
-        """Codes int8 or uint8 [n] -> uint8 [(n + 1) // 2], two in a byte, the low four bits first."""
-        size = (len(codes) + 1) // 2
-        space = self._space(size)
-        for start in range(0, len(codes), _PACKED_AT_ONCE):
-            nibbles = codes[start : start + _PACKED_AT_ONCE].view(np.uint8) & 15
-            packed = nibbles[0::2].copy()
-            packed[: len(nibbles) // 2] |= nibbles[1::2] << 4
-            self._file.write(packed.data)  # not through the mapping, where a full disk kills the process
-        self._file.write(bytes(-size % 64))
-        self._file.flush()
-        return space
-
-    def _space(self, size: int) -> np.ndarray:
-        """Where the next `size` bytes of the file are mapped; few large files, since each mapping keeps one open."""
-        if self._used + size > len(self._mapped):
-            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (as long as what is mapped)
-            self._file.truncate(max(size, _FILE_BYTES))
-            self._mapped, self._used = np.memmap(self._file, np.uint8, "r+"), 0
-            self._file.seek(0)  # mapping it has gone to its end
-        start, self._used = self._used, self._used + size + -size % 64
-        return self._mapped[start : start + size]
+Pack = Callable[[Any, int], Any]
+"""Tensor int8 or uint8 of codes, their bits -> tensor uint8 [bytes]."""
 
 
 @contextmanager
-def packed_on_disk(folder: Path) -> Iterator[None]:
-    """Inside this block 4-bit codes are packed into nameless files on the disk of `folder`, not into memory."""
+def packing_by(stand_in: Callable[[Pack], Pack]) -> Iterator[None]:
+    """Inside this block codes below 8 bits are packed by what `stand_in` makes of the converter's own functions."""
     import coreai_torch._compression._intx as _intx
 
     stock = _intx.pack_intx, _intx.pack_uintx
-    _intx.pack_intx, _intx.pack_uintx = (_PackedOnDisk(folder, pack) for pack in stock)
+    _intx.pack_intx, _intx.pack_uintx = map(stand_in, stock)
     try:
         yield
     finally:

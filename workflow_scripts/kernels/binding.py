@@ -8,10 +8,11 @@ from coreai_torch import TorchMetalKernel
 from torch import Tensor, nn
 
 from workflow_scripts.kernels.matrices import kernel_matrix
-from workflow_scripts.kernels.packing import GROUP_ROWS, pack
+from workflow_scripts.kernels.packing import GROUP_ROWS, packed_in
 from workflow_scripts.kernels.partials import TILE_ROWS
 from workflow_scripts.model.linear import LinearFactory
 from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.scratch import Scratch
 
 _LANES = 32
 _MATVEC_ROWS = 4  # rows of one SIMD-group; the .metal files explain the dispatch
@@ -33,10 +34,14 @@ class PackedMatrix:
     codebook: Tensor
 
 
-def packed_matrix(weights: Weights, name: str, bits: int) -> PackedMatrix:
-    """A matrix as a kernel reads it. Raises UserError naming it where it does not suit, see `kernel_matrix`."""
+def packed_matrix(weights: Weights, name: str, bits: int, scratch: Scratch) -> PackedMatrix:
+    """A matrix as a kernel reads it; words that have to be made of codes lie in `scratch`.
+
+    Raises UserError naming it where it does not suit, see `kernel_matrix`.
+    """
     palette = kernel_matrix(weights, name, bits)
-    return PackedMatrix(torch.from_numpy(pack(palette.indices, bits)), torch.from_numpy(palette.codebook))
+    words = packed_in(scratch, palette.indices, bits)
+    return PackedMatrix(torch.from_numpy(words), torch.from_numpy(palette.codebook))
 
 
 class _KernelLayer(nn.Module):
@@ -81,6 +86,6 @@ class KernelHead(_KernelLayer):
         )
 
 
-def kernel_linears(kernel: TorchMetalKernel, weights: Weights, bits: int) -> LinearFactory:
+def kernel_linears(kernel: TorchMetalKernel, weights: Weights, bits: int, scratch: Scratch) -> LinearFactory:
     """Layers that call `kernel` on an artifact's palettes of `bits` bits."""
-    return lambda name: KernelMatvec(kernel, packed_matrix(weights, name, bits))
+    return lambda name: KernelMatvec(kernel, packed_matrix(weights, name, bits, scratch))

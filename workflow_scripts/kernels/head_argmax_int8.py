@@ -7,6 +7,7 @@ from workflow_scripts.closure import data_file
 from workflow_scripts.kernels.binding import THREAD_PARAMETERS, KernelHead, packed_matrix
 from workflow_scripts.kernels.reference import partial_argmax
 from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.scratch import Scratch
 
 BITS = 8
 
@@ -28,6 +29,6 @@ KERNEL = TorchMetalKernel(
 )
 
 
-def head(weights: Weights, name: str) -> KernelHead:
+def head(weights: Weights, name: str, scratch: Scratch) -> KernelHead:
     """The head over an artifact's 8-bit palette. Raises UserError where the matrix does not suit."""
-    return KernelHead(KERNEL, packed_matrix(weights, name, BITS))
+    return KernelHead(KERNEL, packed_matrix(weights, name, BITS, scratch))

@@ -7,11 +7,14 @@ uint32. A kernel casts each word to `uint` and sees the same bits.
 
 import numpy as np
 
+from workflow_scripts.scratch import Scratch
+
 WORD_BITS = 32
 GROUP_ROWS = 32
 """Rows of one palette group and of one threadgroup: a threadgroup stages exactly one codebook row."""
 
 _WORD = np.dtype("<i4")
+_ROWS_AT_ONCE = 256
 
 
 def pack(indices: np.ndarray, bits: int) -> np.ndarray:
@@ -31,6 +34,15 @@ def pack(indices: np.ndarray, bits: int) -> np.ndarray:
     if indices.max(initial=0) >> bits:
         raise ValueError(f"code {indices.max()} does not fit {bits} bits")
     return np.ascontiguousarray(indices[:, 0::2] | indices[:, 1::2] << 4).view(_WORD)
+
+
+def packed_in(scratch: Scratch, indices: np.ndarray, bits: int) -> np.ndarray:
+    """As `pack`, with 4-bit words on the disk of `scratch` instead of in memory."""
+    if bits == 8:
+        return pack(indices, bits)
+    starts = range(0, len(indices), _ROWS_AT_ONCE)
+    blocks = (pack(indices[start : start + _ROWS_AT_ONCE], bits) for start in starts)
+    return scratch.array(blocks, (len(indices), indices.shape[1] // _codes_per_word(bits)), _WORD)
 
 
 def unpack(words: np.ndarray, bits: int) -> np.ndarray:

@@ -8,6 +8,7 @@ from workflow_scripts.kernels.binding import THREAD_PARAMETERS, kernel_linears
 from workflow_scripts.kernels.reference import palette_matvec
 from workflow_scripts.model.linear import LinearFactory
 from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.scratch import Scratch
 
 BITS = 4
 
@@ -27,6 +28,6 @@ KERNEL = TorchMetalKernel(
 )
 
 
-def linears(weights: Weights) -> LinearFactory:
+def linears(weights: Weights, scratch: Scratch) -> LinearFactory:
     """Layers over an artifact of 4-bit palettes. The factory raises UserError naming a matrix that does not suit."""
-    return kernel_linears(KERNEL, weights, BITS)
+    return kernel_linears(KERNEL, weights, BITS, scratch)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from workflow_scripts.quantize.weights import Dense, Linear, Palette, Weights
+from workflow_scripts.scratch import Scratch
 
 LinearFactory = Callable[[str], nn.Module]
 """Maps a canonical tensor name such as `layers.3.mlp.up_proj.weight` to its layer."""
@@ -78,17 +79,19 @@ def eager_linears(weights: Weights) -> LinearFactory:
     return build
 
 
-def exported_linears(weights: Weights, dtype: torch.dtype) -> LinearFactory:
+def exported_linears(weights: Weights, dtype: torch.dtype, scratch: Scratch) -> LinearFactory:
     """Layers that carry the artifact's stored codes into a bundle; `dtype` is the compute type of the graph.
 
     Codebooks, steps and dense values keep the artifact's float16 rounding also in a float32 graph, so that a
-    float32 twin holds exactly the numbers of the shipped bundle.
+    float32 twin holds exactly the numbers of the shipped bundle. Dense values of another type are cast into `scratch`.
     """
+
+    numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
 
     def build(name: str) -> nn.Module:
         stored = weights.linear(name)
         if isinstance(stored, Dense):
-            return DenseLinear(torch.from_numpy(stored.array).to(dtype))
+            return DenseLinear(torch.from_numpy(scratch.cast(stored.array, numpy_dtype)))
         if isinstance(stored, Linear):
             return BlockLinear(stored, dtype)
         return PaletteLinear(stored, dtype)

@@ -10,6 +10,7 @@ from workflow_scripts.model.linear import exported_linears
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import signature
 from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.scratch import Scratch
 from workflow_scripts.stages.job import Job
 
 
@@ -17,7 +18,7 @@ def run(job: Job) -> None:
     """Fill `job.out` with the bundle."""
     weights, form, compute = Weights.open(job.inputs["weights"]), job.params["form"], job.params["compute"]
     dtype = torch_dtype(compute)
-    lm_head = exported_linears(weights, dtype)(HEAD_WEIGHT)
+    lm_head = exported_linears(weights, dtype, Scratch(job.out))(HEAD_WEIGHT)
     softcap = weights.config.final_logit_softcapping
     module = LogitsHead(lm_head, softcap, dtype) if form == "head" else ArgmaxHead(lm_head, dtype)
     spec = signature(form, weights.config, 0, compute)["main"]
