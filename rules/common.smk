@@ -219,12 +219,6 @@ def by_size(small, full):
     return small if is_small() else full
 
 
-def form_memory(wildcards):
-    """The converter copies 4-bit codes, once for each function of a bundle: 5.6 GB for the ring, 0.4 GB without."""
-    decoder = BUNDLES[wildcards.bundle].form in DECODE_FORMS
-    return by_size(2000, 6000) if decoder else 2000
-
-
 def quantizer_threads(wildcards):
     """All cores for a checkpoint of real size; a small one takes a second, and runs beside other jobs.
 

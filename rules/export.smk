@@ -125,7 +125,7 @@ rule export_form:
     conda:
         "../envs/pipeline.yaml"
     resources:
-        mem_mb=form_memory,
+        mem_mb=2000,
     params:
         stage=form_stage,
         tools=tools_of(form_stage),

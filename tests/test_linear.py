@@ -281,7 +281,7 @@ def test_both_factories_take_the_stored_kind(tmp_path):
     """Expanded for the reference, as codes for a bundle."""
     import torch
 
-    from workflow_scripts.model.linear import BlockLinear, DenseLinear, eager_linears, exported_linears
+    from workflow_scripts.model.linear import BlockLinear, ExpandedLinear, eager_linears, exported_linears
 
     class Stored:
         def linear(self, name):
@@ -292,5 +292,6 @@ def test_both_factories_take_the_stored_kind(tmp_path):
         eager_linears(Stored())("w"),
     )
     assert isinstance(exported, BlockLinear) and exported.steps.dtype == torch.float16
-    assert isinstance(eager, DenseLinear) and eager.weight.dtype == torch.float32
-    np.testing.assert_array_equal(eager.weight, Stored().linear("w").dequantize())
+    assert isinstance(eager, ExpandedLinear)
+    weight, x = Stored().linear("w").dequantize(), np.eye(32, dtype=np.float32)
+    np.testing.assert_array_equal(eager(torch.from_numpy(x)), weight.T)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from workflow_scripts.blocks import row_blocks
 from workflow_scripts.coreai.isolated import Arrays, isolated
 from workflow_scripts.coreai.pairing import refuse_other_tables
 from workflow_scripts.gates import bounds, state_runs
-from workflow_scripts.gates.blocks import row_blocks
 from workflow_scripts.gates.numbers import Evidence, check_evidence, compare, compare_choice
 from workflow_scripts.gates.state_numbers import check_beyond_the_window
 from workflow_scripts.gates.verdict import Verdict

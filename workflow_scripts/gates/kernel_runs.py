@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from workflow_scripts.gates.blocks import row_blocks
+from workflow_scripts.blocks import row_blocks
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.kernels.matrices import GROUP_ROWS
 from workflow_scripts.kernels.packing import pack

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from workflow_scripts.blocks import row_blocks
 from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.errors import UserError
-from workflow_scripts.gates.blocks import row_blocks
 from workflow_scripts.gates.kernel_runs import Harness, Subject, run_subject
 from workflow_scripts.gates.kernel_source import check_sources, text_line
 from workflow_scripts.gates.verdict import Verdict

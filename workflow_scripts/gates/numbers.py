@@ -13,15 +13,15 @@ from typing import Self
 
 import numpy as np
 
+from workflow_scripts.blocks import row_blocks
 from workflow_scripts.coreai.isolated import isolated
 from workflow_scripts.gates import bounds, runs
-from workflow_scripts.gates.blocks import row_blocks
 from workflow_scripts.gates.oracle import Dialogue, Oracle
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.kernels.partials import TILE_ROWS, chosen_token
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import COMPUTE_DTYPES
-from workflow_scripts.quantize.weights import Dense, Linear, Matrix, Palette, Weights
+from workflow_scripts.quantize.weights import Matrix, Weights
 from workflow_scripts.tables.raw import RawTables
 
 # One float16 rounding of the output, and the float32 sum behind it.
@@ -177,24 +177,13 @@ def scores(head: Matrix, hidden: Mapping[str, np.ndarray]) -> tuple[dict[str, np
     All dialogues in one pass over the head [V, H], a block of rows at a time: it has 1.6 GB in float32 for E2B.
     """
     rows = np.concatenate(list(hidden.values()))
-    shape = _stored_array(head).shape
-    products, norm = np.empty((len(rows), shape[0]), np.float32), 0.0
-    for block in row_blocks(shape):
+    products, norm = np.empty((len(rows), head.shape[0]), np.float32), 0.0
+    for block in row_blocks(head.shape):
         weights = head.dequantize(block)
         products[:, block] = rows @ weights.T
         norm = max(norm, bounds.largest_norm(weights))
     ends = np.cumsum([len(values) for values in hidden.values()])[:-1]
     return dict(zip(hidden, np.split(products, ends), strict=True)), norm
-
-
-def _stored_array(matrix: Matrix) -> np.ndarray:
-    match matrix:
-        case Dense():
-            return matrix.array
-        case Palette():
-            return matrix.indices
-        case Linear():
-            return matrix.codes
 
 
 def compare(verdict: Verdict, name: str, found: np.ndarray, expected: np.ndarray, bound: float) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from workflow_scripts.blocks import row_blocks
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.errors import UserError
-from workflow_scripts.gates.blocks import row_blocks
 from workflow_scripts.gates.oracle import Dialogue, Oracle
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.progress import track

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from workflow_scripts.blocks import row_blocks
 from workflow_scripts.checkpoint.text_config import TextConfig
-from workflow_scripts.gates.blocks import row_blocks
 from workflow_scripts.gates.structure import Width, named
 from workflow_scripts.kernels.packing import WORD_BITS, pack
 from workflow_scripts.model.frequencies import inverse_frequencies

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from workflow_scripts.blocks import row_blocks
 from workflow_scripts.checkpoint.reader import Checkpoint
-from workflow_scripts.gates.blocks import row_blocks
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.tables.dump import Tables
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workflow_scripts.errors import UserError
-from workflow_scripts.quantize.weights import Dense, Palette, Weights
+from workflow_scripts.quantize.weights import Dense, Matrix, Palette, Weights, expanded_blocks
 
 ConvFactory = Callable[[str], nn.Module]
 """Maps a canonical tensor name such as `layers.3.mlp.up_proj.weight` to its layer."""
@@ -28,11 +28,24 @@ class DenseConv(nn.Module):
         return nn.functional.conv2d(x, self.weight)
 
 
+class ExpandedConv(nn.Module):
+    """y = W x with W [N, K] as it is stored: expanded to float32 in every call, some rows at a time (for torch)."""
+
+    def __init__(self, stored: Matrix) -> None:
+        super().__init__()
+        self.stored = stored
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[1, K, 1, 1] float32 -> [1, N, 1, 1]."""
+        blocks = (torch.from_numpy(block)[:, :, None, None] for block in expanded_blocks(self.stored))
+        return torch.cat([nn.functional.conv2d(x, block) for block in blocks], dim=1)
+
+
 class PaletteConv(nn.Module):
     """y = W x with W [N, K] stored as one palette index per value and a codebook per group of rows.
 
     The converter recognises the packed form by the buffers' names (measured on coreai-torch 0.4.3). Eager execution
-    expands N * K * 2^bits values: use `DenseConv` there.
+    expands N * K * 2^bits values: use `ExpandedConv` there.
     """
 
     def __init__(self, palette: Palette, dtype: torch.dtype) -> None:
@@ -77,9 +90,5 @@ def exported_convs(weights: Weights, dtype: torch.dtype) -> ConvFactory:
 
 
 def eager_convs(weights: Weights) -> ConvFactory:
-    """Layers with the artifact's values expanded to float32, for torch."""
-
-    def build(name: str) -> nn.Module:
-        return DenseConv(torch.from_numpy(weights.linear(name).dequantize()))
-
-    return build
+    """Layers with the artifact's values in float32, for torch."""
+    return lambda name: ExpandedConv(weights.linear(name))

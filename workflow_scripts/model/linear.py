@@ -1,11 +1,18 @@
-"""Bias-free linear layers over a weights artifact: as dense numbers for eager torch, as stored codes for export."""
+"""Bias-free linear layers over a weights artifact: in float32 for eager torch, as stored codes for export."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from workflow_scripts.quantize.weights import Dense, Linear, Palette, Weights
+from workflow_scripts.quantize.weights import (
+    Dense,
+    Linear,
+    Matrix,
+    Palette,
+    Weights,
+    expanded_blocks,
+)
 from workflow_scripts.scratch import Scratch
 
 LinearFactory = Callable[[str], nn.Module]
@@ -24,11 +31,27 @@ class DenseLinear(nn.Module):
         return nn.functional.linear(x, self.weight)
 
 
+class ExpandedLinear(nn.Module):
+    """y = x W^T with W [N, K] as it is stored: expanded to float32 in every call, some rows at a time.
+
+    For eager torch on a model that is larger than the memory; each call takes what expanding takes.
+    """
+
+    def __init__(self, stored: Matrix) -> None:
+        super().__init__()
+        self.stored = stored
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] float32 -> [..., N]."""
+        blocks = map(torch.from_numpy, expanded_blocks(self.stored))
+        return torch.cat([nn.functional.linear(x, block) for block in blocks], dim=-1)
+
+
 class PaletteLinear(nn.Module):
     """y = x W^T with W [N, K] stored as one palette index per value and a codebook per group of rows.
 
     The converter recognises the packed form by these buffer names: with others, widths below 8 bits fail
-    to convert (measured on coreai-torch 0.4.3). Eager execution expands N*K*2^bits values: use `DenseLinear` there.
+    to convert (measured on coreai-torch 0.4.3). Eager execution expands N*K*2^bits values: use `ExpandedLinear` there.
     """
 
     def __init__(self, palette: Palette, dtype: torch.dtype) -> None:
@@ -71,12 +94,8 @@ class BlockLinear(nn.Module):
 
 
 def eager_linears(weights: Weights) -> LinearFactory:
-    """Layers with the artifact's values expanded to float32: what every precision is compared with."""
-
-    def build(name: str) -> nn.Module:
-        return DenseLinear(torch.from_numpy(weights.linear(name).dequantize()))
-
-    return build
+    """Layers with the artifact's values in float32: what every precision is compared with."""
+    return lambda name: ExpandedLinear(weights.linear(name))
 
 
 def exported_linears(weights: Weights, dtype: torch.dtype, scratch: Scratch) -> LinearFactory:

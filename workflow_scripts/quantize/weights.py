@@ -5,12 +5,14 @@ A result of stage `weights` holds `core.safetensors` (layer matrices and all vec
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from workflow_scripts.blocks import row_blocks
 from workflow_scripts.checkpoint.safetensors import TensorInfo, map_tensor, read_header
 from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.errors import UserError
@@ -24,6 +26,11 @@ class Dense:
     """A matrix as plain numbers: `array` [N, K], float16 or float32."""
 
     array: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.array.shape
 
     def dequantize(self, rows: slice = slice(None)) -> np.ndarray:
         """Rows as a new float32 array."""
@@ -41,6 +48,11 @@ class Palette:
     codebook: np.ndarray
     group_size: int
     bits: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.indices.shape
 
     def dequantize(self, rows: slice = slice(None)) -> np.ndarray:
         """Rows as a new float32 array; beside it, only one group's rows are held at a time."""
@@ -67,6 +79,11 @@ class Linear:
     block_size: int
     bits: int
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.codes.shape
+
     def dequantize(self, rows: slice = slice(None)) -> np.ndarray:
         """Rows as a new float32 array: exact, a product has at most 8 + 11 bits."""
         codes, steps = self.codes[rows], self.steps[rows]
@@ -76,6 +93,12 @@ class Linear:
 
 
 Matrix = Dense | Palette | Linear
+
+
+def expanded_blocks(matrix: Matrix) -> Iterator[np.ndarray]:
+    """The rows in their order as float32 arrays, some at a time: a head in float32 has 1.6 GB for E2B."""
+    for rows in row_blocks(matrix.shape):
+        yield matrix.dequantize(rows)
 
 
 @dataclass(frozen=True)
