@@ -32,7 +32,7 @@ from workflow_scripts.files import (
     sha256_text,
     tree_files,
 )
-from workflow_scripts.progress import TERMINAL
+from workflow_scripts.progress import TERMINAL, working
 from workflow_scripts.stages.job import Job
 from workflow_scripts.store.levels import Store, open_store
 from workflow_scripts.usage.record import write_record
@@ -224,7 +224,7 @@ def hash_memory_path(output: Path) -> Path:
 def _run(stage: str, job: Job) -> None:
     for name, path in job.inputs.items():
         _LOG.info("reads %s: %s", name, path)
-    with paused_collection():
+    with paused_collection(), working(f"import stage {stage}"):
         module = importlib.import_module(f"workflow_scripts.stages.{stage}")
     module.run(job)
 

@@ -26,7 +26,7 @@ import time
 import uuid
 from pathlib import Path
 
-from workflow_scripts.files import clone_file, file_stamp, sha256_file
+from workflow_scripts.files import clone_file, copy_file, file_stamp, sha256_file
 from workflow_scripts.manifest import FileEntry
 from workflow_scripts.store.errors import Damaged, NotStored
 
@@ -238,7 +238,7 @@ def _share_known(source: Path, target: Path, stamp: list[int] | None) -> list[in
 def _share(source: Path, target: Path, may_link: bool) -> None:
     """Clone, else link if allowed, else copy."""
     if not _share_blocks(source, target, may_link):
-        shutil.copyfile(source, target)
+        copy_file(source, target)
 
 
 def _share_blocks(source: Path, target: Path, may_link: bool) -> bool:
