@@ -4,7 +4,7 @@
 #                results/<model>/<stage>/<artifact>.manifest.json   its manifest: what the rules track
 #                results/<model>/gates/<gate>/<target>              the verdict of a gate over a target
 #                results/<model>/release                            what people download
-#                results/<model>/{logs,benchmarks}/<stage>/...      one file per job
+#                results/<model>/{logs,benchmarks}/<stage>/...      one file per job; beside a log what the job took
 #
 # Targets:       release (default), aot, gates, bundles, publish, tiny_checkpoint, rehearsal_checkpoint
 from snakemake.utils import min_version

@@ -1,4 +1,4 @@
-"""Command line: `python -m workflow_scripts {stage,chat,verify,publish,why,store,doctor} ...`."""
+"""Command line: `python -m workflow_scripts {stage,chat,verify,publish,why,store,usage,doctor} ...`."""
 
 import os
 import sys
@@ -12,6 +12,7 @@ _USAGE = """usage: python -m workflow_scripts COMMAND ...
   publish RELEASE --repo OWNER/NAME [--yes]   upload a release to the Hugging Face Hub; without --yes a dry run
   why [TARGET]                what a run would rebuild, and which ingredient differs from the last build
   store list|size|prune|verify   the store of results
+  usage [results/MODEL]       what each job took, and what the results hold on the disk
   doctor                      what works on this host and what will not
   stage NAME ...              run one stage (what the rules call)
 """
@@ -33,6 +34,8 @@ def main(arguments: list[str]) -> int:
             from workflow_scripts import why as module
         case "store":
             from workflow_scripts.store import command as module
+        case "usage":
+            from workflow_scripts.usage import command as module
         case "doctor":
             from workflow_scripts import doctor as module
         case _:

@@ -14,16 +14,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from workflow_scripts.progress import Meter, working
+
 LINKED_FROM = 16 << 20
 """Bytes from which a file is rather linked than copied where the file system has no clones."""
 
+_BLOCK = 1 << 18  # bytes read at a time
 _FICLONE = 0x40049409  # Linux ioctl: share the blocks of another file (btrfs, xfs, overlay on them)
 
 
-def sha256_file(path: Path) -> str:
-    """Hex sha256 of a file's bytes, read in a stream."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def sha256_file(path: Path, meter: Meter | None = None) -> str:
+    """Hex sha256 of a file's bytes, read in a stream; `meter` shows the progress over more files than this one."""
+    digest, block = hashlib.sha256(), bytearray(_BLOCK)
+    with path.open("rb", buffering=0) as stream:
+        meter = meter or Meter(f"hash {path.name}", os.fstat(stream.fileno()).st_size)
+        while count := stream.readinto(block):
+            digest.update(memoryview(block)[:count])
+            meter.add(count)
+    return digest.hexdigest()
 
 
 def file_stamp(path: Path) -> list[int]:
@@ -114,7 +122,8 @@ def new_tree(final: Path) -> Iterator[Path]:
     tree.mkdir()
     try:
         yield tree
-        _settle(tree)
+        with working(f"flush {final.name} to the disk"):
+            _settle(tree)
         if final.is_dir():
             final.rename(home / "replaced")
         elif final.exists():
@@ -173,7 +182,16 @@ def place_file(source: Path, target: Path) -> None:
             return
         except OSError:  # another file system, or one without hard links
             pass
-    shutil.copyfile(source, target)
+    copy_file(source, target)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy the bytes, with progress where there are many."""
+    with source.open("rb", buffering=0) as reader, target.open("wb") as writer:
+        meter = Meter(f"copy {target.name}", os.fstat(reader.fileno()).st_size)
+        while block := reader.read(_BLOCK):
+            writer.write(block)
+            meter.add(len(block))
 
 
 def place_tree(source: Path, target: Path) -> None:

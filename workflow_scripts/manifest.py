@@ -22,6 +22,7 @@ from workflow_scripts.files import (
     write_atomic,
     write_json,
 )
+from workflow_scripts.progress import Meter
 
 SUFFIX = ".manifest.json"
 FORMAT = 1
@@ -118,14 +119,16 @@ def tree_path(manifest: Path) -> Path:
 
 def list_files(tree: Path) -> list[FileEntry]:
     """Hash every file of a folder."""
+    files = tree_files(tree)
+    meter = Meter(f"hash {tree.name}", sum(path.stat().st_size for path in files))
     return [
         FileEntry(
             path=path.relative_to(tree).as_posix(),
             size=path.stat().st_size,
-            sha256=sha256_file(path),
+            sha256=sha256_file(path, meter),
             executable=is_executable(path),
         )
-        for path in tree_files(tree)
+        for path in files
     ]
 
 

@@ -1,6 +1,5 @@
 """From a torch module to an `.aimodel` folder, reproducibly."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,9 +17,8 @@ from workflow_scripts.collection import paused_collection
 from workflow_scripts.coreai import private
 from workflow_scripts.coreai.packed_codes import PackedOnDisk
 from workflow_scripts.model.signature import COMPUTE_DTYPES, FunctionSpec, Length, TensorSpec
+from workflow_scripts.progress import Phases
 from workflow_scripts.scratch import Scratch
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,18 +86,21 @@ def save_bundle(
         private.forget_kernel_names(kernels)
         converter = TorchConverter(mode=TorchConverter.Mode.RELEASE)
         converter.register_custom_kernels(kernels)
+        phases = Phases(3 * len(functions) + 2)
         for function in functions:
-            converter.add_exported_program(
-                _export(function),
-                input_names=list(function.spec.inputs),
-                state_names=list(function.spec.states),
-                output_names=list(function.spec.outputs),
-                entrypoint_name=function.name,
-            )
-        _LOG.info("converting %s", ", ".join(function.name for function in functions))
-        program = converter.to_coreai()
-    _LOG.info("writing %s", out.name)
-    private.write_asset(program, out, description)
+            exported = _export(function, phases)
+            with phases.next("pack", function.name):
+                converter.add_exported_program(
+                    exported,
+                    input_names=list(function.spec.inputs),
+                    state_names=list(function.spec.states),
+                    output_names=list(function.spec.outputs),
+                    entrypoint_name=function.name,
+                )
+        with phases.next("convert", ", ".join(function.name for function in functions)):
+            program = converter.to_coreai()
+    with phases.next("write", out.name, out):
+        private.write_asset(program, out, description)
 
 
 @contextmanager
@@ -113,21 +114,21 @@ def _without_stack_traces() -> Iterator[None]:
         fx_config.do_not_emit_stack_traces = stock
 
 
-def _export(function: Function) -> torch.export.ExportedProgram:
-    _LOG.info("tracing %s", function.name)
-    program = torch.export.export(
-        function.module.eval(),
-        args=function.example(),
-        dynamic_shapes=function.dynamic_shapes(),
-        strict=False,
-        prefer_deferred_runtime_asserts_over_guards=True,
-    )
+def _export(function: Function, phases: Phases) -> torch.export.ExportedProgram:
+    with phases.next("trace", function.name):
+        program = torch.export.export(
+            function.module.eval(),
+            args=function.example(),
+            dynamic_shapes=function.dynamic_shapes(),
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
     for node in list(program.graph.nodes):
         # Run-time checks of a cast's input type: no use in a converted graph, and a fifth of the decomposition time.
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             program.graph.erase_node(node)
-    _LOG.info("decomposing %s: %d nodes", function.name, len(program.graph.nodes))
-    decomposed = program.run_decompositions(coreai_torch.get_decomp_table())
+    with phases.next("decompose", f"{function.name}, {len(program.graph.nodes)} nodes"):
+        decomposed = program.run_decompositions(coreai_torch.get_decomp_table())
     _refuse_miscompiled(function.name, decomposed)
     return decomposed
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from workflow_scripts.errors import UserError
 from workflow_scripts.model.signature import FunctionSpec, TensorSpec, ring_capacities, ring_function
+from workflow_scripts.progress import working
 from workflow_scripts.tables.dump import Tables
 
 MASKED = -1e4  # finite in float16
@@ -91,7 +92,8 @@ def whole_table(program: Program, tables: Tables) -> TokenInputs:
                 f"the tables have {name} {_said(given)}, the decoder takes {_said(wanted) if wanted else 'none'}: "
                 "use the tables that it was made with"
             )
-    placed = {name: program.place(array) for name, array in arrays.items()}
+    with working("place the tables"):
+        placed = {name: program.place(array) for name, array in arrays.items()}
     return lambda token: placed
 
 

@@ -16,6 +16,7 @@ from coreai.authoring import AIProgram
 from workflow_scripts.coreai import private
 from workflow_scripts.coreai.bytecode import Constant, read_constants
 from workflow_scripts.errors import UserError
+from workflow_scripts.progress import working
 
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)(\w+)")
 _COPIES = 2  # the copy, and what the runtime lowers it to beside it
@@ -58,7 +59,8 @@ def saved_copy(program: AIProgram, bundle: Path, growth: int, why: str) -> Itera
     (measured: "LLVM ERROR: IO failure on output stream").
     """
     place = tempfile.gettempdir()
-    needed = _COPIES * ((bundle / "main.mlirb").stat().st_size + growth)
+    size = (bundle / "main.mlirb").stat().st_size + growth
+    needed = _COPIES * size
     free = shutil.disk_usage(place).free
     if free < needed:
         raise UserError(
@@ -69,7 +71,8 @@ def saved_copy(program: AIProgram, bundle: Path, growth: int, why: str) -> Itera
         folder = Path(home) / bundle.name
         try:
             folder.mkdir()
-            private.write_asset(program, folder, {})
+            with working(f"write a copy of {bundle.name} for this host", folder, size):
+                private.write_asset(program, folder, {})
         except OSError as problem:
             raise UserError(f"{folder} cannot be written: {problem.strerror}") from problem
         yield folder

@@ -18,6 +18,7 @@ from coreai.runtime import AIModel, NDArray, SpecializationOptions
 
 from workflow_scripts.errors import UserError
 from workflow_scripts.model.signature import ANY_LENGTH, FunctionSpec, TensorSpec
+from workflow_scripts.progress import working
 
 _LOG = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ def open_bundle(path: Path, options: SpecializationOptions | None = None) -> Ite
     if not (path / "main.mlirb").is_file():
         raise UserError(f"{path} is no .aimodel folder: it has no main.mlirb")
     with asyncio.Runner() as runner:
-        with _loadable(path) as (folder, kernels):
+        with working(f"load {path.name}"), _loadable(path) as (folder, kernels):
             context = AIModelAsset.load(folder).executable(options)
             model = runner.run(context.__aenter__())
         try:

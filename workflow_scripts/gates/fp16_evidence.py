@@ -25,6 +25,7 @@ from workflow_scripts.model.ane_conv import eager_convs
 from workflow_scripts.model.ane_layers import UnitRMS
 from workflow_scripts.model.chunks import ChunkPlan, plan_json
 from workflow_scripts.model.names import HEAD_WEIGHT
+from workflow_scripts.progress import track
 from workflow_scripts.quantize.weights import Weights
 
 _aten = torch.ops.aten
@@ -188,7 +189,8 @@ def emulated_rows(
 
     host = ChunkHost(plan_json(plan, "fp32", [""] * len(plan.chunks)), call)
     count = min(plan.context, len(embeds))
-    return np.stack([host.step(embeds[None, [p]], per_layer[None, [p]])[0, 0] for p in range(count)])
+    positions = track(range(count), "position", count)
+    return np.stack([host.step(embeds[None, [p]], per_layer[None, [p]])[0, 0] for p in positions])
 
 
 def torch_call(plan: ChunkPlan, weights: Weights) -> Call:

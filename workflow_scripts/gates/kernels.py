@@ -151,7 +151,7 @@ def _check_all(
     problem: Callable[[KernelCall, Expected], str | None],
 ) -> None:
     """One check over all calls; the first problem is told."""
-    for number, (call, its) in enumerate(pairs):
+    for number, (call, its) in enumerate(track(pairs, name, len(pairs))):
         found = problem(call, its)
         if found:
             verdict.check(name, False, _AS_NEEDED, f"call {number} ({its.matrix}): {found}")

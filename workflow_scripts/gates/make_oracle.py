@@ -14,7 +14,7 @@ from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import write_json
 from workflow_scripts.gates.oracle import FORMAT
-from workflow_scripts.progress import track
+from workflow_scripts.progress import track, working
 
 _LOG = logging.getLogger(__name__)
 _PLE_TABLE = "embed_tokens_per_layer.weight"
@@ -105,14 +105,17 @@ def _hf_config(config: TextConfig) -> Gemma4TextConfig:
 def greedy(model: Gemma4ForCausalLM, prompt_ids: list[int], new_tokens: int, stop_ids: set[int]) -> Greedy:
     """Feed the prompt one id at a time, then the model's own choices, up to a stop id or `new_tokens` of them."""
     cache, rows, fed, output = None, [], list(prompt_ids), []
+    most = len(prompt_ids) + new_tokens - 1
+    positions = track(range(most), "position, at most", most)
     while len(output) < new_tokens and not (output and output[-1] in stop_ids):
-        token = fed[len(rows)]
+        token = fed[next(positions)]
         step = model(input_ids=torch.tensor([[token]]), cache=cache, use_cache=True)
         cache = step.cache
         rows.append(step.logits[0, -1].numpy().copy())
         if len(rows) >= len(prompt_ids):
             output.append(int(rows[-1].argmax()))
             fed.append(output[-1])
+    positions.close()
     return Greedy(list(prompt_ids), output, np.stack(rows))
 
 
@@ -128,7 +131,8 @@ def build_oracle(
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.source)
     for request in requests:
         _check_room(request, len(_least_prompt(tokenizer, request)), context)
-    model = load_model(checkpoint)
+    with working("load the original model"):
+        model = load_model(checkpoint)
     stops = set(checkpoint.config.eos_token_ids)
     dialogues: dict[str, Any] = {}
     margins: dict[str, list[float]] = {}

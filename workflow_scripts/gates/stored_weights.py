@@ -6,7 +6,7 @@ Constants under 256 elements and constants of one repeated value stand inside th
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -19,6 +19,7 @@ from workflow_scripts.kernels.packing import WORD_BITS, pack
 from workflow_scripts.model.frequencies import inverse_frequencies
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import COMPUTE_DTYPES
+from workflow_scripts.progress import track
 from workflow_scripts.quantize.kinds import matrix_kind
 from workflow_scripts.quantize.recipes import (
     DenseEncoding,
@@ -64,7 +65,7 @@ def frontend_constants(tables: RawTables) -> Stored:
         "projection": tables.projection,
         "projection norm": tables.projection_norm,
     }
-    return by_content((name, Cast(array)) for name, array in arrays.items())
+    return by_content((name, Cast(arrays[name])) for name in track(arrays, "hash tables", len(arrays)))
 
 
 def rotary_constants(config: TextConfig) -> frozenset[str]:
@@ -163,7 +164,7 @@ def content_name(constant: Constant) -> str:
 
 
 def weight_constants(
-    weights: Weights, names: Iterable[str], compute: str, in_kernels: Set[str] = frozenset()
+    weights: Weights, names: Collection[str], compute: str, in_kernels: Set[str] = frozenset()
 ) -> Iterator[tuple[str, Constant]]:
     """The constants of some tensors by label: the tensor's canonical name, and behind it perhaps a part's.
 
@@ -171,7 +172,7 @@ def weight_constants(
     The kinds of matrices in kernels are 32-bit words, and their codebooks are float16 in every compute type.
     """
     dtype = np.dtype(COMPUTE_DTYPES[compute])
-    for name in names:
+    for name in track(names, "hash stored weights", len(names)):
         if weights.index[name]["kind"] == "vector":
             yield name, Cast(weights.vector(name))
             continue

@@ -20,9 +20,11 @@ from pathlib import Path
 from workflow_scripts.coreai.bytecode import Constant, read_constants
 from workflow_scripts.coreai.isolated import isolated
 from workflow_scripts.errors import UserError
+from workflow_scripts.files import sha256_file
 from workflow_scripts.gates import runs
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.model.signature import ANY_LENGTH, FunctionSpec
+from workflow_scripts.progress import track
 
 _ROOT = Path(__file__).parents[2]
 _METADATA = "metadata.json"
@@ -80,7 +82,7 @@ def gate_structure(verdict: Verdict, bundle: Path, claim: Claim) -> None:
     verdict.check("files", found == _FILES, ", ".join(_FILES), ", ".join(found))
     _check_metadata(verdict, bundle / _METADATA, claim.description)
     with program.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        whole = (bundle / "main.hash").read_bytes() == hashlib.sha256(data).digest()
+        whole = (bundle / "main.hash").read_bytes() == bytes.fromhex(sha256_file(program))
         verdict.check("main.hash", whole, "sha256 of main.mlirb", "equal" if whole else "another")
         constants = read_constants(program)
         _check_constants(verdict, data, constants, claim)
@@ -107,7 +109,11 @@ def _check_metadata(verdict: Verdict, path: Path, description: dict[str, str]) -
 def _check_constants(verdict: Verdict, data: mmap.mmap, constants: list[Constant], claim: Claim) -> None:
     """Every weight is there, in its width, under the name of its content; nothing unknown is there beside them."""
     view = memoryview(data)
-    wrong = [c.name for c in constants if content_name(view[c.offset : c.offset + c.size]) != c.name]
+    wrong = [
+        c.name
+        for c in track(constants, "hash constants", len(constants))
+        if content_name(view[c.offset : c.offset + c.size]) != c.name
+    ]
     view.release()
     verdict.check("constants are named by content", not wrong, "all", wrong[0] if wrong else "all")
     stored = {constant.name: constant.size for constant in constants}

@@ -8,6 +8,7 @@ import numpy as np
 from workflow_scripts.blocks import row_blocks
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.gates.verdict import Verdict
+from workflow_scripts.progress import track
 from workflow_scripts.tables.dump import Tables
 
 _FACTOR_TOLERANCE = 1e-12  # square roots in float64
@@ -38,7 +39,9 @@ def same_shape(verdict: Verdict, checkpoint: Checkpoint, name: str, stored: tupl
 
 def row_figures(figures: RowFigures, shape: tuple[int, ...]) -> list[np.ndarray]:
     """Each figure of all rows of a table of this shape, computed in blocks of rows."""
-    return [np.concatenate(parts) for parts in zip(*map(figures, row_blocks(shape)), strict=True)]
+    blocks = list(row_blocks(shape))
+    parts = map(figures, track(blocks, "rows of a table, block", len(blocks)))
+    return [np.concatenate(of_kind) for of_kind in zip(*parts, strict=True)]
 
 
 def worst(figure: np.ndarray) -> tuple[float, str]:

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import sys
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,9 +32,11 @@ from workflow_scripts.files import (
     sha256_text,
     tree_files,
 )
-from workflow_scripts.progress import TERMINAL
+from workflow_scripts.progress import TERMINAL, working
 from workflow_scripts.stages.job import Job
 from workflow_scripts.store.levels import Store, open_store
+from workflow_scripts.usage.record import write_record
+from workflow_scripts.usage.watch import Figures, Watch
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,31 +53,54 @@ def main(arguments: list[str]) -> int:
     """Run one stage from its command line; returns the exit code."""
     options = parse_arguments(arguments)
     options.log.parent.mkdir(parents=True, exist_ok=True)
-    title = f"{options.stage} {manifest.tree_path(options.output).name}"
     with _logging_to(options.log) as terminal:
+        watch = Watch()
+        outcome = _execute_or_say(options, terminal)
+        _report(options, outcome, watch.stop())
+    return 1 if outcome is None else 0
+
+
+def _execute_or_say(options: argparse.Namespace, terminal: TextIO) -> Outcome | None:
+    """The result, or None where it failed, which the terminal and the log then say."""
+    title = f"{options.stage} {manifest.tree_path(options.output).name}"
+    try:
+        store = open_store(options.store, options.shared_store)
+        return execute(options.stage, options.inputs, options.params, options.output, store)
+    except UserError as problem:
+        print(f"{title}: error: {problem}", file=terminal)
+        _LOG.error("%s", problem)
+    except OSError as problem:
+        place = problem.filename or manifest.tree_path(options.output)
+        print(
+            f"{title}: error: {problem.strerror or problem}: {place}: mend that and run again", file=terminal
+        )
+        _LOG.error("%s: %s", problem.strerror or problem, place)
+    except Exception as problem:
+        print(f"{title}: internal error: {problem!r}; the traceback is in {options.log}", file=terminal)
+        _LOG.error("%s", traceback.format_exc())
+    return None
+
+
+def _report(options: argparse.Namespace, outcome: Outcome | None, figures: Figures) -> None:
+    """Say what the job took, and record it unless the store had the result."""
+    key = size = None
+    if outcome is None:
+        _LOG.info("failed after %s", figures.told())
+    else:
+        files, key = outcome.manifest.files, outcome.manifest.ingredients.key
+        size = sum(entry.size for entry in files)
+        how, took = (
+            ("from the store", f"{figures.seconds:.1f} s")
+            if outcome.from_store
+            else ("built", figures.told())
+        )
+        TERMINAL.info("%s: %d files, %s bytes, %s", how, len(files), f"{size:,}", took)
+    if outcome is None or not outcome.from_store:
         try:
-            start = time.monotonic()
-            store = open_store(options.store, options.shared_store)
-            outcome = execute(options.stage, options.inputs, options.params, options.output, store)
-            files, seconds = outcome.manifest.files, time.monotonic() - start
-            size = f"{sum(entry.size for entry in files):,}"
-            how = "from the store" if outcome.from_store else "built"
-            TERMINAL.info("%s: %d files, %s bytes, %.1f s", how, len(files), size, seconds)
-            return 0
-        except UserError as problem:
-            print(f"{title}: error: {problem}", file=terminal)
-            _LOG.error("%s", problem)
-        except OSError as problem:
-            place = problem.filename or manifest.tree_path(options.output)
-            print(
-                f"{title}: error: {problem.strerror or problem}: {place}: mend that and run again",
-                file=terminal,
-            )
-            _LOG.error("%s: %s", problem.strerror or problem, place)
-        except Exception as problem:
-            print(f"{title}: internal error: {problem!r}; the traceback is in {options.log}", file=terminal)
-            _LOG.error("%s", traceback.format_exc())
-    return 1
+            artifact = manifest.tree_path(options.output).name
+            write_record(options.log, options.stage, artifact, figures, key, size)
+        except OSError as problem:  # a full disk: the result is whole all the same
+            _LOG.warning("what the job took is not recorded: %s", problem)
 
 
 def execute(
@@ -101,7 +125,7 @@ def execute(
         stamps = manifest.stamp_files(tree)
         result = manifest.Manifest(ingredients, manifest.list_files(tree) if stored is None else stored)
         if store and stored is None:
-            store.put(result, tree, stamps)
+            stamps = store.put(result, tree, stamps)
         manifest.record_manifest(tree, result, stamps)
         hashes.save({stamps[entry.path][1]: entry.sha256 for entry in result.files})
     for entry in result.files:
@@ -200,7 +224,7 @@ def hash_memory_path(output: Path) -> Path:
 def _run(stage: str, job: Job) -> None:
     for name, path in job.inputs.items():
         _LOG.info("reads %s: %s", name, path)
-    with paused_collection():
+    with paused_collection(), working(f"import stage {stage}"):
         module = importlib.import_module(f"workflow_scripts.stages.{stage}")
     module.run(job)
 

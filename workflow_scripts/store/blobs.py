@@ -26,7 +26,7 @@ import time
 import uuid
 from pathlib import Path
 
-from workflow_scripts.files import clone_file, file_stamp, sha256_file
+from workflow_scripts.files import clone_file, copy_file, file_stamp, sha256_file
 from workflow_scripts.manifest import FileEntry
 from workflow_scripts.store.errors import Damaged, NotStored
 
@@ -65,14 +65,19 @@ class Blobs:
         """Delete what killed processes left; only while nobody writes."""
         shutil.rmtree(self._unfinished, ignore_errors=True)
 
-    def add(self, source: Path, entry: FileEntry, stamp: list[int] | None) -> None:
+    def add(self, source: Path, entry: FileEntry, stamp: list[int] | None) -> list[int] | None:
         """Keep a file of a result, hashed as `entry` says when it had `stamp`.
 
-        Raises NotStored if it is large and cannot be kept apart from the user's own file, Damaged if its bytes have
-        changed since; OSError for the file system's reasons.
+        Large content that is there already, since another key gave the same bytes, is not held twice: the result's
+        file gives way to a link or clone of the blob, whose stamp is returned. Raises NotStored if it is large and
+        cannot be kept apart from the user's own file, Damaged if its bytes have changed since; OSError for the file
+        system's reasons.
         """
         if self.has(entry):
-            return
+            try:
+                return self._unite(source, entry)
+            except Damaged:
+                self.drop(entry.sha256)  # the result has the right bytes
         unfinished = self.new_file()
         try:
             if entry.size < LINK_FROM:
@@ -83,6 +88,7 @@ class Blobs:
             self._install(unfinished, entry, right_at)
         finally:
             unfinished.unlink(missing_ok=True)
+        return None
 
     def adopt(self, unfinished: Path, entry: FileEntry) -> None:
         """Take in a finished download; raises Damaged if it is not what the entry says."""
@@ -145,6 +151,27 @@ class Blobs:
         except FileNotFoundError:
             raise Damaged(f"blob {entry.sha256[:12]} was deleted") from None
         self._settle(blob, target, entry, before if before == self._recall(entry.sha256) else None)
+
+    def _unite(self, source: Path, entry: FileEntry) -> list[int] | None:
+        """Put the blob in the place of a large file of a result with the same bytes; None where it stays as it is."""
+        blob, unfinished = self.path(entry.sha256), self.new_file()
+        other_names = source.stat().st_nlink > 1
+        if entry.size < LINK_FROM or source.samefile(blob) or other_names:
+            return None
+        before, writable = file_stamp(blob), blob.stat().st_mode & 0o222
+        try:
+            if not _share_blocks(blob, unfinished, may_link=not (entry.executable or writable)):
+                return None
+            known = before if before == self._recall(entry.sha256) else None
+            self._settle(blob, unfinished, entry, known)  # nothing unchecked takes the place of what is right
+            before = file_stamp(blob)
+            if unfinished.stat().st_nlink == 1:
+                unfinished.chmod(0o755 if entry.executable else 0o644)
+            unfinished.replace(source)
+            self._settle(blob, source, entry, before)  # the rename moved the ctime of a link
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return file_stamp(source)
 
     def _settle(self, blob: Path, placed: Path, entry: FileEntry, stamp: list[int] | None) -> None:
         """Make sure of the bytes after a link or rename, and remember the new stamp.
@@ -210,15 +237,21 @@ def _share_known(source: Path, target: Path, stamp: list[int] | None) -> list[in
 
 def _share(source: Path, target: Path, may_link: bool) -> None:
     """Clone, else link if allowed, else copy."""
+    if not _share_blocks(source, target, may_link):
+        copy_file(source, target)
+
+
+def _share_blocks(source: Path, target: Path, may_link: bool) -> bool:
+    """Clone, else link if allowed; False where neither is possible."""
     if clone_file(source, target):
-        return
+        return True
     if may_link:
         try:
             os.link(source, target)
-            return
+            return True
         except OSError:  # another file system, too many links, or none at all
             pass
-    shutil.copyfile(source, target)
+    return False
 
 
 def _flush(path: Path) -> None:

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     Raises UserError where the store is off or cannot be used, or the config that names it is not valid.
     """
     options = _parse(arguments)
-    store = open_store(_folder(options), None)
+    store = open_store(store_folder(options.store, options.configfile), None)
     if store is None:
         raise UserError(
             "the store is off: name a folder in GEMMA4_STORE, by --store, or as store.folder in the config"
@@ -50,11 +50,11 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"the store {store.local.folder} cannot be used: {reason}") from None
 
 
-def _folder(options: argparse.Namespace) -> str | None:
-    """The folder that the arguments name, else the config; not read where the environment goes over it anyway."""
-    if options.store or os.environ.get("GEMMA4_STORE"):
-        return options.store
-    return read_config(options.configfile).store.folder
+def store_folder(named: str | None, configfiles: list[Path]) -> str | None:
+    """The folder that a command line names, else the config; not read where the environment goes over it anyway."""
+    if named or os.environ.get("GEMMA4_STORE"):
+        return named
+    return read_config(configfiles).store.folder
 
 
 def show_size(size: int) -> str:

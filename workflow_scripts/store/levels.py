@@ -53,26 +53,30 @@ class Store:
             files = self._fetch_local(ingredients, out)
         return files
 
-    def put(self, manifest: Manifest, tree: Path, stamps: dict[str, list[int]]) -> None:
-        """Keep a finished result; `stamps` were taken before its files were hashed for the manifest."""
+    def put(self, manifest: Manifest, tree: Path, stamps: dict[str, list[int]]) -> dict[str, list[int]]:
+        """Keep a finished result; `stamps` were taken before its files were hashed for the manifest.
+
+        Returns the stamps as they are now: a file whose bytes were stored already gives way to the stored one.
+        """
         if not is_repeatable(manifest.ingredients):
             _LOG.info("not stored: it depends on what %s is today", manifest.ingredients.params["source"])
-            return
+            return stamps
         if "local" in self._failed:
-            return
+            return stamps
         try:
-            self.local.put(manifest, tree, stamps)
+            stamps = stamps | self.local.put(manifest, tree, stamps)
         except NotStored as problem:
             _LOG.info("not stored: %s", problem)
-            return
+            return stamps
         except (OSError, StoreTrouble, Damaged) as problem:
             self._fail("local", problem)
-            return
+            return stamps
         if self.shared and "shared" not in self._failed:
             try:
                 self.shared.push(manifest, self.local)
             except Exception as problem:
                 self._fail("shared", problem)
+        return stamps
 
     def _fetch_local(self, ingredients: Ingredients, out: Path) -> list[FileEntry] | None:
         if "local" in self._failed:

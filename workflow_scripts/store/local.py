@@ -91,16 +91,20 @@ class LocalStore:
                 self._mark_used(ingredients.key)
         return found.files
 
-    def put(self, manifest: Manifest, tree: Path, stamps: dict[str, list[int]]) -> None:
+    def put(self, manifest: Manifest, tree: Path, stamps: dict[str, list[int]]) -> dict[str, list[int]]:
         """Keep a finished result; `stamps` were taken before its files were hashed for the manifest.
 
-        Raises NotStored, Damaged or StoreTrouble, and OSError for the file system's reasons.
+        Returns the stamps of those files of the result that gave way to stored ones with the same bytes. Raises
+        NotStored, Damaged or StoreTrouble, and OSError for the file system's reasons.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         with self.lock():
-            for entry in manifest.files:
-                self.blobs.add(tree / entry.path, entry, stamps.get(entry.path))
+            united = {
+                entry.path: self.blobs.add(tree / entry.path, entry, stamps.get(entry.path))
+                for entry in manifest.files
+            }
             self.write_entry(manifest)
+        return {path: stamp for path, stamp in united.items() if stamp}
 
     def write_entry(self, manifest: Manifest) -> None:
         """Write the record of a result whose blobs are all there."""

@@ -1,13 +1,11 @@
 """Plain aligned text tables."""
 
-import re
-
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Plain text columns; the first row is the heading, a column of numbers is aligned to the right."""
+    """Plain text columns; the first row is the heading, a column of numbers (or `-`) is aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     right = [
-        all(re.match(r"\d", cell) for cell in column[1:]) and len(column) > 1
+        all((_is_number(cell) or cell == "-") for cell in column[1:]) and any(map(_is_number, column[1:]))
         for column in zip(*rows, strict=True)
     ]
     lines = (
@@ -18,3 +16,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
         for row in rows
     )
     return "\n".join(lines)
+
+
+def _is_number(cell: str) -> bool:
+    return cell[:1].isdigit()

@@ -1,0 +1,1 @@
+"""What jobs took (seconds, memory, bytes written), and what their results hold on the disk."""
