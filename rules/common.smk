@@ -219,6 +219,24 @@ def by_size(small, full):
     return small if is_small() else full
 
 
+def runtime_memory(decoder):
+    """Of a gate that runs a bundle in this host's runtime, whose files stay mapped, or a whole decoder.
+
+    That one is given the per-layer table as an array of its own, 2.35 GB, and its 4-bit codes are expanded in 1.8 GB.
+    """
+    return by_size(1000, 5000 if decoder else 1000)
+
+
+def numbers_memory(wildcards):
+    """Megabytes of gate `numbers`."""
+    return runtime_memory(BUNDLES[wildcards.bundle].form in DECODE_FORMS)
+
+
+def folder_memory(wildcards):
+    """Megabytes of a gate over a folder."""
+    return runtime_memory(CONFIG.folders[wildcards.folder].decoder)
+
+
 def quantizer_threads(wildcards):
     """All cores for a checkpoint of real size; a small one takes a second, and runs beside other jobs.
 

@@ -40,7 +40,7 @@ rule gate_numbers:
     conda:
         "../envs/pipeline.yaml"
     resources:
-        mem_mb=1000,
+        mem_mb=numbers_memory,
     params:
         stage=numbers_stage,
         tools=tools_of(numbers_stage),
@@ -224,7 +224,7 @@ rule gate_tokens:
     conda:
         "../envs/pipeline.yaml"
     resources:
-        mem_mb=1000,
+        mem_mb=folder_memory,
     params:
         stage="gate_tokens",
         tools=tools("gate_tokens"),
@@ -249,7 +249,7 @@ rule gate_chat:
     conda:
         "../envs/pipeline.yaml"
     resources:
-        mem_mb=1000,
+        mem_mb=folder_memory,
     params:
         stage="gate_chat",
         tools=tools("gate_chat"),
