@@ -89,6 +89,16 @@ def test_a_failed_stage_is_recorded_as_failed(tmp_path):
     assert "failed after" in log.read_text().splitlines()[-1]
 
 
+def test_the_sampler_of_a_killed_job_ends_in_silence():
+    sampler = [sys.executable, "-m", "workflow_scripts.usage.sampler", str(os.getpid())]
+    with subprocess.Popen(
+        sampler, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as watching:
+        watching.stdout.close()
+        watching.stdin.close()
+        assert watching.stderr.read() == b"" and watching.wait(timeout=10) == 0
+
+
 def test_a_hit_of_the_store_leaves_the_record_of_the_build(allocated, capsys):
     folder, _, log = allocated
     before = log.with_suffix(".usage.json").read_bytes()

@@ -10,6 +10,7 @@ Parameters: `source` ("hf://owner/name@commit", or "local"), `allow_moving_revis
 sha256), `num_hidden_layers` (what the workflow's config expects).
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.checkpoint.validate import check_head, check_tensor, content_digest
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import place_file, sha256_file, write_json
-from workflow_scripts.progress import track
+from workflow_scripts.progress import Meter, track
 from workflow_scripts.stages.job import Job
+
+_LOG = logging.getLogger(__name__)
 
 
 def run(job: Job) -> None:
@@ -84,8 +87,11 @@ def _check_pins(found: dict[str, dict[str, Any]], pins: dict[str, str], folder: 
 
 def _check_values(text: TextTensors) -> dict[str, str]:
     """Read every value; returns the content sha256 by canonical name."""
-    names = track(text.tensors, "validate", len(text.tensors))
-    content = {name: check_tensor(name, text.tensors[name]) for name in names}
+    content, meter = {}, Meter("validate", sum(info.size for info in text.tensors.values()))
+    for count, (name, info) in enumerate(text.tensors.items(), 1):
+        _LOG.info("validate %d/%d %s", count, len(text.tensors), name)
+        content[name] = check_tensor(name, info)
+        meter.add(info.size)  # one of E2B's 540 holds half of the bytes
     if text.head is not None:
         check_head(text.head, text.tensors[EMBEDDING], content[EMBEDDING])
     return content

@@ -18,6 +18,7 @@ from workflow_scripts.usage.watch import mebibytes
 
 _LISTED_FROM = 1 << 20  # bytes that copies waste, to be worth a line
 _LISTED = 10
+_SHOWN = 3  # results without figures that are named
 _HEADING = ("STAGE", "ARTIFACT", "SECONDS", "CPU", "BYTES", "WRITTEN", "ANONYMOUS MiB", "RESIDENT MiB")
 
 Rows = list[tuple[str, ...]]
@@ -64,7 +65,8 @@ def _jobs(results: Path, built: dict[Path, Manifest], by: str, show: Print) -> I
         if content.ingredients.key not in known
     ]
     if silent:
-        yield f"no figures of {len(silent)}, which came from the store or an older build: {', '.join(silent)}"
+        shown = ", ".join(silent[:_SHOWN]) + (", ..." if len(silent) > _SHOWN else "")
+        yield f"no figures of {len(silent)}, which came from the store or an older build: {shown}"
 
 
 def _records(results: Path, built: dict[Path, Manifest]) -> Iterator[Record]:

@@ -23,7 +23,7 @@ RELEASE, RESULTS, STORE, STORED_ELSE, LEFT = (
     "other results",
     "store, of these results",
     "store, of anything else",
-    "left by killed runs",
+    "unfinished: at work, or killed",
 )
 
 

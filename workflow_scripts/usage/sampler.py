@@ -25,7 +25,8 @@ def main(pid: int) -> None:
         anonymous = max(anonymous, sum(one.anonymous for one in seen))
         highest = [one.highest for one in seen if one.highest is not None]
         resident = max(resident, sum(one.resident for one in seen), *highest)
-    print(json.dumps({"anonymous": anonymous, "resident": resident}))
+    if sys.stdin.readline():  # else the job was killed, and nobody listens
+        print(json.dumps({"anonymous": anonymous, "resident": resident}))
 
 
 if __name__ == "__main__":
