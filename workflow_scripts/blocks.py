@@ -1,4 +1,4 @@
-"""Row blocks: how gates go through arrays of gigabytes with tens of megabytes of memory."""
+"""Row blocks: how one goes through arrays of gigabytes with tens of megabytes of memory."""
 
 import math
 from collections.abc import Iterator

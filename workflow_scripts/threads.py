@@ -14,7 +14,7 @@ _MOST = 32  # each holds some megabytes
 
 def available_threads() -> int:
     """What the job may use: a rule's `threads` below Snakemake, else all cores. It is no part of a result's key."""
-    told = os.environ.get(_VARIABLE, "")
+    told = os.environ.get(_VARIABLE, "").partition(",")[0]  # OpenMP allows a number for each nesting
     return min(int(told) if told.isdigit() and int(told) else os.cpu_count() or 1, _MOST)
 
 

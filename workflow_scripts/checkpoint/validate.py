@@ -9,6 +9,7 @@ from workflow_scripts.checkpoint.safetensors import DTYPES, TensorInfo, map_tens
 from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import canonical_json, sha256_text
+from workflow_scripts.progress import Meter
 
 _DIGEST_FORMAT = 1
 _BLOCK_BYTES = 16 << 20
@@ -23,14 +24,15 @@ _CODES: dict[str, tuple[type[np.unsignedinteger], int, int]] = {
 }
 
 
-def check_tensor(name: str, info: TensorInfo) -> str:
-    """Read one tensor; returns the hex sha256 of its bytes.
+def check_tensor(name: str, info: TensorInfo, meter: Meter) -> str:
+    """Read one tensor, told to `meter` by its bytes; returns their hex sha256.
 
     Raises UserError with name, file and place of the first value that is NaN, infinite or above 65504 in magnitude.
     """
     digest = hashlib.sha256()
     for start, codes in _blocks(info):
         digest.update(codes)
+        meter.add(codes.nbytes)
         if codes.size and int(_magnitudes(codes).max()) > _CODES[info.dtype][1]:
             raise UserError(_fault(name, info, start, codes))
     return digest.hexdigest()
@@ -39,7 +41,8 @@ def check_tensor(name: str, info: TensorInfo) -> str:
 def check_head(head: TensorInfo, embedding: TensorInfo, embedding_sha256: str) -> None:
     """Refuse a stored lm_head that is not the tied embedding, byte for byte."""
     same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
-    if not same or check_tensor("lm_head.weight", head) != embedding_sha256:
+    meter = Meter("validate lm_head.weight", head.size)
+    if not same or check_tensor("lm_head.weight", head, meter) != embedding_sha256:
         raise UserError(
             f"{head.path}: tie_word_embeddings is true, but lm_head.weight differs from embed_tokens.weight; one of "
             "the two is wrong: fetch the checkpoint again, or drop lm_head.weight if the tied embedding is meant"

@@ -348,7 +348,10 @@ def _publish_problems(raw: dict[str, Any]) -> Iterator[str]:
     if repository != "none" and not REPOSITORY.fullmatch(repository):
         yield f"repository: found {show(repository)}; allowed: OWNER/NAME on the Hugging Face Hub, or none"
     if raw["publish"] in (True, "yes") and raw["checkpoint"]["source"] == REHEARSAL:
-        yield f"publish: found {show(raw['publish'])}, but the weights are random (checkpoint.source: {REHEARSAL})"
+        yield (
+            f"publish: found {show(raw['publish'])}, but the weights are random (checkpoint.source: {REHEARSAL}): "
+            "leave it false"
+        )
     if raw["publish"] in (True, "yes") and repository == "none":
         yield (
             f"publish: found {show(raw['publish'])}, but there is no repository to publish to; needs repository: "

@@ -78,7 +78,7 @@ def save_bundle(
     """
     with (
         private.reproducible_names(),
-        private.packing_by(partial(PackedOnDisk, Scratch(out))),
+        private.packing_by(partial(PackedOnDisk, Scratch(out.parent))),
         torch.no_grad(),
         _without_stack_traces(),
         paused_collection(),

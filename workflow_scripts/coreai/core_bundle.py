@@ -24,6 +24,6 @@ def save_core(
 ) -> None:
     """Write the core into the folder `out`; per function, a wrap puts the decoder into the module of the graph form."""
     dtype = torch_dtype(compute)
-    decoder = Decoder(weights, exported_linears(weights, dtype, Scratch(out)), dtype)
+    decoder = Decoder(weights, exported_linears(weights, dtype, Scratch(out.parent)), dtype)
     functions = [Function(name, wraps[name](decoder), spec) for name, spec in specs.items()]
     save_weights_bundle(functions, weights, form, compute, out)

@@ -26,6 +26,6 @@ def save_decode(
     """
     weights, tables = Weights.open(inputs["weights"]), open_tables(inputs["tables"])
     dtype = torch_dtype(compute)
-    model = token_decoder(weights, tables, exported_linears(weights, dtype, Scratch(out)), dtype)
+    model = token_decoder(weights, tables, exported_linears(weights, dtype, Scratch(out.parent)), dtype)
     made = functions(model, weights.config, tables.FORMAT)
     save_weights_bundle(made, weights, form, compute, out, tables=tables.FORMAT)

@@ -29,6 +29,6 @@ def save_metal_core(
     """
     weights = Weights.open(tree)
     spec = hostcache_metal(weights.config, context, compute)["main"]
-    scratch = Scratch(out)
+    scratch = Scratch(out.parent)
     core = metal_core(weights, mlp(weights, scratch), torch_dtype(compute), scratch)
     save_weights_bundle([Function("main", core, spec)], weights, "hostcache_metal", compute, out, [kernel])

@@ -28,5 +28,5 @@ def save_metal_head(
     """
     weights = Weights.open(tree)
     spec = head_argmax_metal(weights.config, 0, compute)["main"]
-    functions = [Function("main", head(weights, HEAD_WEIGHT, Scratch(out)), spec)]
+    functions = [Function("main", head(weights, HEAD_WEIGHT, Scratch(out.parent)), spec)]
     save_weights_bundle(functions, weights, "head_argmax_metal", compute, out, [kernel])

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from workflow_scripts.blocks import row_blocks
 from workflow_scripts.coreai.isolated import Arrays, isolated
 from workflow_scripts.coreai.pairing import refuse_other_tables
 from workflow_scripts.gates import bounds, state_runs
@@ -19,7 +18,7 @@ from workflow_scripts.gates.state_numbers import check_beyond_the_window
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.model.signature import conversation_positions
-from workflow_scripts.quantize.weights import Weights
+from workflow_scripts.quantize.weights import Weights, expanded_blocks
 from workflow_scripts.tables.open import open_tables
 
 
@@ -96,5 +95,4 @@ def _run(bundle: Path, tables: Path, ids: dict[str, list[int]], form: str, param
 
 def largest_head_norm(weights: Weights) -> float:
     """The largest norm of a row of the head, block by block."""
-    head, shape = weights.linear(HEAD_WEIGHT), tuple(weights.index[HEAD_WEIGHT]["shape"])
-    return max(bounds.largest_norm(head.dequantize(rows)) for rows in row_blocks(shape))
+    return max(map(bounds.largest_norm, expanded_blocks(weights.linear(HEAD_WEIGHT))))

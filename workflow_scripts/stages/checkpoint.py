@@ -90,8 +90,7 @@ def _check_values(text: TextTensors) -> dict[str, str]:
     content, meter = {}, Meter("validate", sum(info.size for info in text.tensors.values()))
     for count, (name, info) in enumerate(text.tensors.items(), 1):
         _LOG.info("validate %d/%d %s", count, len(text.tensors), name)
-        content[name] = check_tensor(name, info)
-        meter.add(info.size)  # one of E2B's 540 holds half of the bytes
+        content[name] = check_tensor(name, info, meter)
     if text.head is not None:
         check_head(text.head, text.tensors[EMBEDDING], content[EMBEDDING])
     return content

@@ -18,7 +18,7 @@ def run(job: Job) -> None:
     """Fill `job.out` with the bundle."""
     weights, form, compute = Weights.open(job.inputs["weights"]), job.params["form"], job.params["compute"]
     dtype = torch_dtype(compute)
-    lm_head = exported_linears(weights, dtype, Scratch(job.out))(HEAD_WEIGHT)
+    lm_head = exported_linears(weights, dtype, Scratch(job.out.parent))(HEAD_WEIGHT)
     softcap = weights.config.final_logit_softcapping
     module = LogitsHead(lm_head, softcap, dtype) if form == "head" else ArgmaxHead(lm_head, dtype)
     spec = signature(form, weights.config, 0, compute)["main"]

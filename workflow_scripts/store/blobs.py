@@ -18,6 +18,7 @@ How a user's edit of a result can never come out of the store again:
   milliseconds of a link: no editor does that, and `store verify` and the check of a release hash everything anyway.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -154,10 +155,11 @@ class Blobs:
 
     def _unite(self, source: Path, entry: FileEntry) -> list[int] | None:
         """Put the blob in the place of a large file of a result with the same bytes; None where it stays as it is."""
-        blob, unfinished = self.path(entry.sha256), self.new_file()
+        blob = self.path(entry.sha256)
         other_names = source.stat().st_nlink > 1
         if entry.size < LINK_FROM or source.samefile(blob) or other_names:
             return None
+        unfinished = self.new_file()
         before, writable = file_stamp(blob), blob.stat().st_mode & 0o222
         try:
             if not _share_blocks(blob, unfinished, may_link=not (entry.executable or writable)):
@@ -167,7 +169,12 @@ class Blobs:
             before = file_stamp(blob)
             if unfinished.stat().st_nlink == 1:
                 unfinished.chmod(0o755 if entry.executable else 0o644)
-            unfinished.replace(source)
+            try:
+                unfinished.replace(source)
+            except OSError as problem:
+                if problem.errno != errno.EXDEV:
+                    raise
+                return None  # a clone may cross mounts of one file system, a rename may not
             self._settle(blob, source, entry, before)  # the rename moved the ctime of a link
         finally:
             unfinished.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ The store is that of a build with the same model files: GEMMA4_STORE, else --sto
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from workflow_scripts.errors import UserError
@@ -106,10 +106,16 @@ def _totals(records: list[Record]) -> tuple[str, ...]:
         f"{sum(one.seconds for one in took):.1f}",
         f"{sum(one.cpu_seconds for one in took):.1f}",
         f"{sum(record.size or 0 for record in records):,}",
-        f"{sum(one.written or 0 for one in took):,}",
-        _number(max(one.anonymous or 0 for one in took), mebibytes),
-        _number(max(one.resident or 0 for one in took), mebibytes),
+        _number(_over(sum, (one.written for one in took))),
+        _number(_over(max, (one.anonymous for one in took)), mebibytes),
+        _number(_over(max, (one.resident for one in took)), mebibytes),
     )
+
+
+def _over(of: Callable[[list[int]], int], values: Iterable[int | None]) -> int | None:
+    """A sum or maximum of what was counted; None where nothing was."""
+    counted = [value for value in values if value is not None]
+    return of(counted) if counted else None
 
 
 def _largest(records: list[Record]) -> Iterator[str]:
@@ -117,8 +123,9 @@ def _largest(records: list[Record]) -> Iterator[str]:
     yield f"longest: {slow.stage} {slow.artifact}, {slow.figures.seconds:.0f} s"
     for kind in ("anonymous", "resident"):
         large = max(records, key=lambda one: getattr(one.figures, kind) or 0)
-        size = _number(getattr(large.figures, kind), mebibytes)
-        yield f"most {kind} memory: {large.stage} {large.artifact}, {size} MiB"
+        size = getattr(large.figures, kind)
+        if size is not None:
+            yield f"most {kind} memory: {large.stage} {large.artifact}, {mebibytes(size):,} MiB"
 
 
 def _number(value: int | None, unit: Callable[[int], int] = int) -> str:
@@ -126,7 +133,7 @@ def _number(value: int | None, unit: Callable[[int], int] = int) -> str:
 
 
 def _disk(results: Path, built: dict[Path, Manifest], store: Path | None, show: Print) -> Iterator[str]:
-    """What is held together and apart, what is held more than once, and what lies beside."""
+    """What is held together and apart, and what is held more than once."""
     found = disk.measure(results, built, store)
     rows: Rows = [("ON THE DISK", "FILES", "BYTES", "UNIQUE", "HELD")]
     rows += [_sum_row(name, part) for name, part in found.parts.items() if part.files]
@@ -145,10 +152,6 @@ def _disk(results: Path, built: dict[Path, Manifest], store: Path | None, show: 
     if len(wasted) > _LISTED:
         rest = sum(copies.extra for copies in wasted[_LISTED:])
         yield f"copies of {len(wasted) - _LISTED} more: {show_size(rest)} that one of each would save"
-    for source in disk.sources(built):
-        beside = disk.not_in(source, found.together).held_size
-        if beside:
-            yield f"beside: {source} holds {show_size(beside)} that nothing above holds"
 
 
 def _sum_row(name: str, part: disk.Sum) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from workflow_scripts.errors import UserError
 from workflow_scripts.manifest import SUFFIX, Manifest, read_manifest, tree_path
 
 _BLOCK = 512  # bytes in the unit of st_blocks, whatever the file system's own block is
-_CLONING = {"apfs", "btrfs", "xfs", "bcachefs", "zfs", "ocfs2"}
+_CLONING = {"apfs", "btrfs", "xfs", "bcachefs", "zfs", "ocfs2", "overlay"}
 
 RELEASE, RESULTS, STORE, STORED_ELSE, LEFT = (
     "release",
@@ -116,32 +116,6 @@ def measure(results: Path, built: dict[Path, Manifest], store: Path | None) -> D
         if len(inodes) > 1
     ]
     return Disk(parts, together, sorted(copies, key=lambda one: (-one.extra, one.paths)))
-
-
-def not_in(folder: Path, counted: Sum) -> Sum:
-    """Of a folder beside (a download, say) what none of the counted files is."""
-    rest = Sum()
-    for file in _files(folder, {}):
-        if file.inode not in counted.held:
-            rest.add(file)
-    return rest
-
-
-def sources(built: dict[Path, Manifest]) -> Iterator[Path]:
-    """Where the checkpoints came from, as far as it lies on this machine: a local folder, or the Hub's cache."""
-    for content in built.values():
-        made = content.ingredients
-        source = str(made.params.get("source", "")) if made.stage == "checkpoint" else ""
-        if not source:
-            continue
-        cached = _hub_cache() / f"models--{source.replace('/', '--')}"
-        yield from (folder for folder in (Path(source), cached) if folder.is_dir())
-
-
-def _hub_cache() -> Path:
-    """The Hub's cache folder, by its own rules, without the second that importing its library takes."""
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
 
 
 def hides_clones(folder: Path) -> bool:

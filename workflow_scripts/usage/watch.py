@@ -1,6 +1,7 @@
 """What a job takes while it runs: seconds, peaks of memory of all its processes together, bytes written."""
 
 import json
+import logging
 import os
 import resource
 import subprocess
@@ -9,6 +10,8 @@ import time
 from dataclasses import dataclass
 
 from workflow_scripts.usage import processes
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,17 @@ class Watch:
         self._start, self._cpu = time.monotonic(), _cpu_seconds()
         self._written = processes.written(os.getpid())
         # In a session of its own: what is sent to the job's group, such as Ctrl-C, leaves it its last word.
-        self._sampler = subprocess.Popen(
-            [sys.executable, "-m", "workflow_scripts.usage.sampler", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        try:
+            self._sampler = subprocess.Popen(
+                [sys.executable, "-m", "workflow_scripts.usage.sampler", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        except OSError as problem:  # no reason to lose a result
+            _LOG.warning("nobody watches the memory: %s", problem.strerror)
+            self._sampler = None
 
     def stop(self) -> Figures:
         """End it; returns what was seen."""
@@ -62,11 +69,14 @@ class Watch:
         return Figures(seconds, cpu_seconds, now - self._written if known else None, **self._peaks())
 
     def _peaks(self) -> dict[str, int | None]:
+        unknown = {"anonymous": None, "resident": None}
+        if self._sampler is None:
+            return unknown
         try:
             answer, _ = self._sampler.communicate("stop\n")
             return json.loads(answer)
-        except (OSError, ValueError):  # somebody ended it: no reason to lose a result
-            return {"anonymous": None, "resident": None}
+        except (OSError, ValueError):  # somebody ended it
+            return unknown
 
 
 def _cpu_seconds() -> float:
