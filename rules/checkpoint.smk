@@ -17,7 +17,7 @@ rule checkpoint:
         tools=tools("checkpoint"),
         inputs=named_inputs,
         json=to_json(
-            source=CONFIG.checkpoint.source if CONFIG.checkpoint.repository else LOCAL,
+            source=stated_source(),
             allow_moving_revision=CONFIG.checkpoint.allow_moving_revision,
             sha256=CONFIG.checkpoint.sha256,
             num_hidden_layers=CONFIG.num_hidden_layers,

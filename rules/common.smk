@@ -10,7 +10,12 @@ sys.path.insert(0, workflow.basedir)
 
 from snakemake.exceptions import WorkflowError
 
-from workflow_scripts.checkpoint.needed import LOCAL, local_inputs, planned_inputs
+from workflow_scripts.checkpoint.needed import (
+    LOCAL,
+    REHEARSAL,
+    local_inputs,
+    planned_inputs,
+)
 from workflow_scripts.checkpoint.rehearsal_files import TOKENIZER_FILES
 from workflow_scripts.closure import stage_host, stage_sources, stage_tools
 from workflow_scripts.config import (
@@ -277,6 +282,13 @@ def checkpoint_source(wildcards):
     if missing:
         print(missing, file=sys.stderr)
     return {name: str(path) for name, path in files.items()}
+
+
+def stated_source():
+    """Where a checkpoint comes from, without the name that a local folder has on this host."""
+    if CONFIG.checkpoint.repository:
+        return CONFIG.checkpoint.source
+    return REHEARSAL if CONFIG.checkpoint.rehearsal else LOCAL
 
 
 def rehearsal_sources(wildcards):

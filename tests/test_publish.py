@@ -331,6 +331,12 @@ def test_only_a_release_that_passed_is_published(release, gate, change, said):
         publish_check.check(release)
 
 
+def test_random_weights_are_not_published(release):
+    edit_record(release, lambda document: document["checkpoint"].update(origin={"kind": "rehearsal"}))
+    with pytest.raises(UserError, match="weights are random"):
+        publish_check.check(release)
+
+
 SECRETS = ["hf_" + "aB3" * 11, "ghp_" + "x1" * 18, "-----BEGIN RSA PRIVATE KEY-----"]
 PATHS = [
     "/home/somebody/models/gemma",

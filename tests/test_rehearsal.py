@@ -357,3 +357,11 @@ def test_a_config_without_a_shape_is_told_what_to_use():
     refused = plan("rehearsal_checkpoint")
     assert refused.returncode != 0
     assert "use --configfile config/rehearsal-e2b.yaml" in refused.stdout + refused.stderr
+
+
+def test_a_checkpoint_of_random_weights_says_so(tmp_path):
+    """By that a release of them is kept from being published."""
+    from workflow_scripts.checkpoint.fetch import fetch
+
+    assert fetch("rehearsal", tmp_path, False).identity == {"kind": "rehearsal"}
+    assert fetch("local", tmp_path, False).identity == {"kind": "local"}

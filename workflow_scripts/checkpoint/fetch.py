@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.checkpoint.needed import COMPANIONS, CONFIG, TOKENIZER, WEIGHTS
+from workflow_scripts.checkpoint.needed import COMPANIONS, CONFIG, LOCAL, REHEARSAL, TOKENIZER, WEIGHTS
 from workflow_scripts.errors import UserError
 from workflow_scripts.progress import TERMINAL
 
@@ -29,14 +29,14 @@ class Fetched:
 def fetch(source: str, local: Path | None, allow_moving_revision: bool) -> Fetched:
     """Resolve a checkpoint source.
 
-    `source` is `hf://owner/name@commit`; with anything else, by custom "local", the folder comes as `local`. A branch
+    `source` is `hf://owner/name@commit`; with anything else, "local" or "rehearsal", the folder comes as `local`. A branch
     or tag instead of the 40-digit commit needs `allow_moving_revision`; the commit that it meant is recorded. Raises
     UserError that says what to do.
     """
     if not source.startswith(_SCHEME):
         if local is None:
             raise UserError(f"`source` {source} is no hf:// address, and no folder came with it as an input")
-        return Fetched(local, {"kind": "local"})
+        return Fetched(local, {"kind": REHEARSAL if source == REHEARSAL else LOCAL})
     if local is not None:
         raise UserError(f"{source} is fetched from the Hub: it takes no local folder")
     match = _ADDRESS.fullmatch(source)

@@ -12,6 +12,7 @@ from typing import Any
 from workflow_scripts.errors import UserError
 
 LOCAL = "local"  # the stage's `source` where the files of a folder come as inputs
+REHEARSAL = "rehearsal"  # where a folder of random weights does
 _INPUT = "source"
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"

@@ -11,7 +11,6 @@ from workflow_scripts.quantize.recipes import RECIPES, LinearEncoding, PaletteEn
 
 HUB_ADDRESS = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)", re.ASCII)
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)  # on the Hub
-REHEARSAL = "rehearsal"  # the source of a checkpoint with random weights
 
 PLATFORMS = ("macos", "ios")
 PRECISION = ("recipe", "compute")

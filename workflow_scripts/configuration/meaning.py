@@ -6,6 +6,7 @@ import string
 from collections.abc import Iterator
 from typing import Any
 
+from workflow_scripts.checkpoint.needed import REHEARSAL
 from workflow_scripts.configuration.aot import aot_problems, compiled_names
 from workflow_scripts.configuration.build import published_name
 from workflow_scripts.configuration.chunks import chunk_set_problems, engine_problems, roles_of
@@ -18,7 +19,6 @@ from workflow_scripts.configuration.data import (
     HUB_ADDRESS,
     KERNEL_BITS,
     LONG_RUN,
-    REHEARSAL,
     REPOSITORY,
     TABLE_FORMS,
     Config,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workflow_scripts.checkpoint.needed import REHEARSAL
 from workflow_scripts.closure import ROOT
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import file_stamp
@@ -72,6 +73,7 @@ def check(release: Path, token: str | None = None) -> Publishable:
         shown = "; ".join(f"{path}: {problem}" for path, problem in sorted(problems.items())[:_SHOWN])
         raise UserError(f"{release} is not as it was released, so it is not published: {shown}")
     document = seal.open_sealed((release / RELEASE).read_bytes())
+    _check_weights(document)
     _check_gates(document)
     digests = {entry["path"]: entry["sha256"] for entry in document["files"]}
     names = [*digests, *RECORDS]
@@ -85,6 +87,11 @@ def check(release: Path, token: str | None = None) -> Publishable:
 
 def _present(release: Path) -> list[str]:
     return [path.relative_to(release).as_posix() for path in release.rglob("*") if path.is_file()]
+
+
+def _check_weights(document: Mapping[str, Any]) -> None:
+    if document["checkpoint"]["origin"]["kind"] == REHEARSAL:
+        raise UserError("the weights are random: a rehearsal is not published")
 
 
 def _check_gates(document: Mapping[str, Any]) -> None:

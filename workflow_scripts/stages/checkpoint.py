@@ -6,8 +6,8 @@ files that count, unchanged).
 Inputs: the needed files of a local checkpoint, each as `source/<file name>` (see `local_inputs`), or its folder as
 `source`; none for the Hub.
 
-Parameters: `source` ("hf://owner/name@commit", or "local"), `allow_moving_revision`, `sha256` (file name -> pinned hex
-sha256), `num_hidden_layers` (what the workflow's config expects).
+Parameters: `source` ("hf://owner/name@commit", "local", or "rehearsal" for random weights), `allow_moving_revision`,
+`sha256` (file name -> pinned hex sha256), `num_hidden_layers` (what the workflow's config expects).
 """
 
 import logging
