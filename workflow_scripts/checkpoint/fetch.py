@@ -29,9 +29,9 @@ class Fetched:
 def fetch(source: str, local: Path | None, allow_moving_revision: bool) -> Fetched:
     """Resolve a checkpoint source.
 
-    `source` is `hf://owner/name@commit`; with anything else, "local" or "rehearsal", the folder comes as `local`. A branch
-    or tag instead of the 40-digit commit needs `allow_moving_revision`; the commit that it meant is recorded. Raises
-    UserError that says what to do.
+    `source` is `hf://owner/name@commit`; with anything else, "local" or "rehearsal", the folder comes as `local`. A
+    branch or tag instead of the 40-digit commit needs `allow_moving_revision`; the commit that it meant is recorded.
+    Raises UserError that says what to do.
     """
     if not source.startswith(_SCHEME):
         if local is None:
