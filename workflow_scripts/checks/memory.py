@@ -1,55 +1,31 @@
-"""Peak of a process's anonymous memory, which a host must have: pages of mapped files it can take back.
+"""Peak of anonymous memory of a part of a benchmark, watched as a stage's is (see `usage`), only more often."""
 
-Watched from a process of its own: a long call into a library may hold the interpreter's lock.
-"""
-
+import json
 import os
-import re
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-_ANONYMOUS = re.compile(r"RssAnon:\s+(\d+) kB")
+from workflow_scripts.usage import processes
+
 _INTERVAL = 0.005  # seconds
 
 
 class PeakMemory:
-    """`bytes`: the peak above what the process had at first; None where the system does not tell (all but Linux)."""
+    """`bytes`: the peak above what the process had at first; None where the system does not tell."""
 
     bytes: int | None = None
 
 
 @contextmanager
 def peak_anonymous() -> Iterator[PeakMemory]:
-    """Watch this process for the time of the block; the peak is there after it."""
-    peak = PeakMemory()
-    if not Path("/proc/self/status").is_file():
+    """Watch this process and its children for the time of the block; the peak is there after it."""
+    peak, own = PeakMemory(), os.getpid()
+    before = processes.memory(own)
+    command = [sys.executable, "-m", "workflow_scripts.usage.sampler", str(own), str(_INTERVAL)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sampler:
         yield peak
-        return
-    command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watcher:
-        before = int(watcher.stdout.readline())
-        yield peak
-        most, _ = watcher.communicate()
-    peak.bytes = max(int(most) - before, 0)
-
-
-def _watch(process: str) -> None:
-    """Print the anonymous bytes now, and their peak when stdin is closed."""
-    status = Path("/proc") / process / "status"
-    most = _anonymous(status)
-    print(most, flush=True)
-    while not select.select([sys.stdin], [], [], _INTERVAL)[0]:
-        most = max(most, _anonymous(status))
-    print(max(most, _anonymous(status)))
-
-
-def _anonymous(status: Path) -> int:
-    return int(_ANONYMOUS.search(status.read_text())[1]) << 10
-
-
-if __name__ == "__main__":
-    _watch(sys.argv[1])
+        answer, _ = sampler.communicate("stop\n")
+    if before is not None:
+        peak.bytes = max(json.loads(answer)["anonymous"] - before.anonymous, 0)

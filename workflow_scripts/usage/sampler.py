@@ -1,4 +1,4 @@
-"""The process that watches a job's memory: `python -m workflow_scripts.usage.sampler PID`.
+"""The process that watches a job's memory: `python -m workflow_scripts.usage.sampler PID [SECONDS]`.
 
 A process and no thread, since a library can hold the interpreter's lock for long (6 s in the export of a full-size
 decoder, measured), and that is where memory grows. It ends with its job: a line on stdin, or the end of it, stops it.
@@ -11,15 +11,15 @@ import sys
 
 from workflow_scripts.usage import processes
 
-INTERVAL = 0.1  # seconds between two samples
+_INTERVAL = 0.1  # seconds between two samples
 
 
-def main(pid: int) -> None:
+def main(pid: int, interval: float) -> None:
     """Sample until stopped; then print the peaks in bytes as JSON."""
     anonymous = resident = 0
     stopped = False
     while not stopped:
-        stopped = bool(select.select([sys.stdin], [], [], INTERVAL)[0])
+        stopped = bool(select.select([sys.stdin], [], [], interval)[0])
         family = [member for member in processes.family(pid) if member != os.getpid()]
         seen = [one for member in family if (one := processes.memory(member))]
         anonymous = max(anonymous, sum(one.anonymous for one in seen))
@@ -30,4 +30,4 @@ def main(pid: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else _INTERVAL)
