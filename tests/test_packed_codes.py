@@ -1,8 +1,8 @@
 """4-bit codes on their way into a bundle: packed as the converter packs them, without memory of their own."""
 
-import re
+import os
+import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from workflow_scripts import scratch
 from workflow_scripts.coreai import packed_codes, private
 from workflow_scripts.kernels.packing import pack, packed_in
 from workflow_scripts.scratch import Scratch
+from workflow_scripts.usage import processes
 
 
 def on_disk(folder):
@@ -54,12 +55,11 @@ def test_many_tensors_keep_apart_across_blocks_and_files(tmp_path, monkeypatch):
 
 def test_packing_takes_no_memory(tmp_path):
     """32 MiB of codes, read from a file as the weights are: the converter takes 16 MiB for what it packs."""
-    status = Path("/proc/self/status")
-    if not status.exists():
+    if sys.platform != "linux":
         pytest.skip("this system does not tell anonymous memory from files")
 
     def anonymous_mib():
-        return int(re.search(r"RssAnon:\s+(\d+)", status.read_text())[1]) / 1024
+        return processes.memory(os.getpid()).anonymous / 2**20
 
     (tmp_path / "codes").write_bytes(np.arange(1 << 25, dtype=np.uint32).astype(np.int8).tobytes())
     codes = torch.from_numpy(np.memmap(tmp_path / "codes", np.int8, "c"))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from workflow_scripts.blocks import row_blocks
+
 _FILE_BYTES = 1 << 28  # of one file, which takes only as much of the disk as is written
 _ALIGNMENT = 64
 
@@ -35,14 +37,12 @@ class Scratch:
         self._used = self._file.tell()
         return space.view(dtype).reshape(shape)
 
-    def cast(self, array: np.ndarray, dtype: np.dtype, rows_at_once: int = 256) -> np.ndarray:
+    def cast(self, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
         """A matrix with its elements in another type; as it is where they are of that type already."""
         if array.dtype == dtype:
             return array
-        starts = range(0, len(array), rows_at_once)
-        return self.array(
-            (array[start : start + rows_at_once].astype(dtype) for start in starts), array.shape, dtype
-        )
+        blocks = (array[rows].astype(dtype) for rows in row_blocks(array.shape))
+        return self.array(blocks, array.shape, dtype)
 
     def _space(self, size: int) -> np.ndarray:
         """Where the next `size` bytes of the file are mapped."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from workflow_scripts.blocks import row_blocks
 from workflow_scripts.checkpoint.layout import PER_LAYER_EMBEDDING, published_tensors
 from workflow_scripts.checkpoint.needed import INDEX, SINGLE
 from workflow_scripts.checkpoint.random_weights import Normal, fill_normal, tensor_key
@@ -37,14 +38,13 @@ def random_tensor(seed: int, name: str, shape: tuple[int, ...], config: TextConf
     Each block lies in the buffer of the one before it.
     """
     width = math.prod(shape[1:])
-    step = _rows(shape)
-    buffer = np.empty(min(step, shape[0]) * width, _DTYPE)
+    blocks = list(row_blocks(shape, BLOCK))
+    buffer = np.empty(blocks[0].stop * width, _DTYPE)
     key, normal = tensor_key(seed, name), _distribution(name, shape, config)
-    for first in range(0, shape[0], step):
-        rows = min(step, shape[0] - first)
-        block = buffer[: rows * width]
-        fill_normal(block, key, first * width, normal)
-        yield block.reshape(rows, *shape[1:])
+    for rows in blocks:
+        block = buffer[: (rows.stop - rows.start) * width]
+        fill_normal(block, key, rows.start * width, normal)
+        yield block.reshape(-1, *shape[1:])
 
 
 def write_random_weights(folder: Path, config: TextConfig, seed: int, shard_bytes: int | None) -> None:
@@ -55,7 +55,7 @@ def write_random_weights(folder: Path, config: TextConfig, seed: int, shard_byte
     """
     shapes = dict(sorted(published_tensors(config).items()))
     files = _name_files(_split(shapes, shard_bytes), shard_bytes is not None)
-    blocks = sum(math.ceil(shape[0] / _rows(shape)) for shape in shapes.values())
+    blocks = sum(1 for shape in shapes.values() for _ in row_blocks(shape, BLOCK))
     steps = track(range(1, blocks + 1), "random weights: block", blocks)
     for file, tensors in files.items():
         declared = {name: ("BF16", shape) for name, shape in tensors.items()}
@@ -84,11 +84,6 @@ def _distribution(name: str, shape: tuple[int, ...], config: TextConfig) -> Norm
     else:
         mean = _BRANCH if ".post_" in name else 1.0
     return Normal(mean, _SPREAD * mean)
-
-
-def _rows(shape: tuple[int, ...]) -> int:
-    """Rows of a block."""
-    return max(1, BLOCK // math.prod(shape[1:]))
 
 
 def _size(shape: tuple[int, ...]) -> int:

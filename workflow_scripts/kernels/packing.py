@@ -7,6 +7,7 @@ uint32. A kernel casts each word to `uint` and sees the same bits.
 
 import numpy as np
 
+from workflow_scripts.blocks import row_blocks
 from workflow_scripts.scratch import Scratch
 
 WORD_BITS = 32
@@ -14,7 +15,6 @@ GROUP_ROWS = 32
 """Rows of one palette group and of one threadgroup: a threadgroup stages exactly one codebook row."""
 
 _WORD = np.dtype("<i4")
-_ROWS_AT_ONCE = 256
 
 
 def pack(indices: np.ndarray, bits: int) -> np.ndarray:
@@ -40,8 +40,7 @@ def packed_in(scratch: Scratch, indices: np.ndarray, bits: int) -> np.ndarray:
     """As `pack`, with 4-bit words on the disk of `scratch` instead of in memory."""
     if bits == 8:
         return pack(indices, bits)
-    starts = range(0, len(indices), _ROWS_AT_ONCE)
-    blocks = (pack(indices[start : start + _ROWS_AT_ONCE], bits) for start in starts)
+    blocks = (pack(indices[rows], bits) for rows in row_blocks(indices.shape))
     return scratch.array(blocks, (len(indices), indices.shape[1] // _codes_per_word(bits)), _WORD)
 
 

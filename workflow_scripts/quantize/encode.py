@@ -1,11 +1,11 @@
 """Encodings: what a matrix becomes in storage, and how its rows are streamed there from the checkpoint."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from workflow_scripts.blocks import row_blocks
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.checkpoint.safetensors import DTYPES, SafetensorsWriter
 from workflow_scripts.errors import UserError
@@ -75,7 +75,7 @@ def _encode_dense(
     def work(rows: slice) -> tuple[np.ndarray, Quality]:
         return _dense_block(weights[rows].astype(np.float32), dtype, name)
 
-    for stored, kept in in_order(work, _row_blocks(weights.shape, 1), threads):
+    for stored, kept in in_order(work, row_blocks(weights.shape, _BLOCK_WEIGHTS), threads):
         quality.add(kept.signal, kept.error)
         writer.append(name, stored)
     return quality
@@ -101,7 +101,7 @@ def _encode_palette(
     def work(rows: slice) -> PaletteBlock:
         return palettize(weights[rows], encoding.bits, encoding.group_size, name, encoding.tolerance)
 
-    for block in in_order(work, _row_blocks(weights.shape, encoding.group_size), threads):
+    for block in in_order(work, row_blocks(weights.shape, _BLOCK_WEIGHTS, encoding.group_size), threads):
         quality.add(block.quality.signal, block.quality.error)
         codebooks.append(block.codebook)
         writer.append(f"{name}.indices", block.indices)
@@ -117,7 +117,7 @@ def _encode_linear(
     def work(rows: slice) -> LinearBlock:
         return _linear_block(weights[rows].astype(np.float32), encoding, name, rows.start)
 
-    for block in in_order(work, _row_blocks(weights.shape, 1), threads):
+    for block in in_order(work, row_blocks(weights.shape, _BLOCK_WEIGHTS), threads):
         quality.add(block.quality.signal, block.quality.error)
         quality.fit += block.quality.fit
         steps.append(block.steps)
@@ -130,11 +130,3 @@ def _linear_block(rows: np.ndarray, encoding: LinearEncoding, name: str, first_r
     if encoding.scheme == "qat":
         return recover_grid(rows, encoding.block_size, name, first_row)
     return quantize_linear(rows, encoding.bits, encoding.scheme, encoding.block_size, name, first_row)
-
-
-def _row_blocks(shape: tuple[int, ...], multiple: int) -> Iterator[slice]:
-    """Row ranges of about `_BLOCK_WEIGHTS` weights whose starts are multiples of `multiple`."""
-    rows, columns = shape
-    size = max(1, _BLOCK_WEIGHTS // (columns * multiple)) * multiple
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))

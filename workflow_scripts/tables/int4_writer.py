@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from workflow_scripts.blocks import row_blocks
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.files import write_json
 from workflow_scripts.progress import track
@@ -12,7 +13,7 @@ from workflow_scripts.quantize.qat_grid import recover_grid
 from workflow_scripts.quantize.quality import GridFit
 from workflow_scripts.tables.dump import EMBED, META, PER_LAYER
 from workflow_scripts.tables.int4 import BLOCK_SIZE, LAYOUT, STEP, codes_file, steps_file
-from workflow_scripts.tables.streams import BLOCK_VALUES, meta_of, row_blocks, write_projection
+from workflow_scripts.tables.streams import BLOCK_VALUES, meta_of, write_projection
 from workflow_scripts.threads import in_order
 
 _LOG = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def pack_codes(codes: np.ndarray) -> np.ndarray:
 def _write_table(
     checkpoint: Checkpoint, name: str, table: str, out: Path, block_values: int, threads: int
 ) -> GridFit:
-    blocks, fit = row_blocks(checkpoint.shape(name), block_values), GridFit()
+    blocks, fit = list(row_blocks(checkpoint.shape(name), block_values)), GridFit()
 
     def work(block: slice) -> tuple[np.ndarray, np.ndarray, GridFit]:
         found = recover_grid(checkpoint.float32(name, block), BLOCK_SIZE, name, block.start)

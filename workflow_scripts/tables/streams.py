@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from workflow_scripts.blocks import row_blocks
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.errors import UserError
 from workflow_scripts.tables.dump import FLOAT, PROJECTION, PROJECTION_NORM, Meta
@@ -12,12 +13,6 @@ from workflow_scripts.tables.dump import FLOAT, PROJECTION, PROJECTION_NORM, Met
 # Values in work at once on each thread: 3 MB for int8 rows, some 15 MB for the 4-bit grid. Of 2^22, which do not stay
 # in the processor's cache, int8 rows take half as long again (measured).
 BLOCK_VALUES = 1 << 20
-
-
-def row_blocks(shape: tuple[int, ...], block_values: int) -> list[slice]:
-    """Slices of the first axis, of about `block_values` values each."""
-    size = max(1, block_values // math.prod(shape[1:]))
-    return [slice(start, min(start + size, shape[0])) for start in range(0, shape[0], size)]
 
 
 def not_finite(name: str, row: int) -> UserError:

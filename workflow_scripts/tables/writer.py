@@ -6,12 +6,13 @@ import ml_dtypes
 import numpy as np
 from numba import njit
 
+from workflow_scripts.blocks import row_blocks
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.files import write_json
 from workflow_scripts.progress import track
 from workflow_scripts.tables.dump import EMBED, FLOAT, META, PER_LAYER
 from workflow_scripts.tables.raw import rows_file, scale_file
-from workflow_scripts.tables.streams import BLOCK_VALUES, meta_of, not_finite, row_blocks, write_projection
+from workflow_scripts.tables.streams import BLOCK_VALUES, meta_of, not_finite, write_projection
 from workflow_scripts.threads import in_order
 
 # Of the published dumps; it also keeps an all-zero row from dividing by zero.
@@ -37,7 +38,7 @@ def write_rows(
     checkpoint: Checkpoint, name: str, table: str, out: Path, block_values: int, threads: int
 ) -> None:
     """One table of the dump, its two files in the folder `out`. Raises UserError as `write_raw_tables` does."""
-    blocks = row_blocks(checkpoint.shape(name), block_values)
+    blocks = list(row_blocks(checkpoint.shape(name), block_values))
 
     def work(block: slice) -> tuple[np.ndarray, np.ndarray]:
         # Mapped anew for each block, so that no pages stay in the process.
