@@ -257,11 +257,6 @@ def quantization_json(wildcards):
     return to_json(recipe=wildcards.recipe, min_margin=CONFIG.oracle.min_margin)
 
 
-def gate_json(wildcards):
-    """Parameters of the gates over a folder's dialogues."""
-    return to_json(gate=wildcards.gate)
-
-
 def checkpoint_source(wildcards):
     """The files of a local checkpoint that count, by name, or the folder of a rehearsal.
 
@@ -468,6 +463,31 @@ def folder_evidence(wildcards):
     other = CONFIG.folders[wildcards.folder].tables_in
     tables_folder = {"tables_folder": result("package", other)} if other else {}
     return {"folder": result("package", wildcards.folder), **tables_folder}
+
+
+def long_evidence(wildcards):
+    """A packaged folder, and the head's weights where its logits are made of them."""
+    folder = CONFIG.folders[wildcards.folder]
+    weights = {}
+    if folder.decoder is None:
+        recipe = CONFIG.artifacts[folder.bundles["head"]].recipe
+        weights = {"weights": result("weights", recipe)}
+    return folder_evidence(wildcards) | weights
+
+
+def rooms():
+    """Positions of every folder that chats."""
+    folders = [folder for folder in CONFIG.folders.values() if folder.can_chat]
+    return {folder.name: CONFIG.positions(folder) for folder in folders}
+
+
+def agreeing_gates():
+    """`GATE:FOLDER` -> verdict, for the gates whose ids are compared between folders."""
+    return {
+        f"{gate}:{folder}": result(f"gates/{gate}", folder)
+        for gate in CONFIG.agreeing()
+        for folder in rooms()
+    }
 
 
 def gates_over(artifacts, kinds):

@@ -214,13 +214,11 @@ rule gate_tokens:
         checkpoint=result("checkpoint", "text"),
         code=code("gate_tokens"),
     output:
-        result("gates/{gate}", "{folder}"),
+        result("gates/tokens", "{folder}"),
     log:
-        logs("gates/{gate}", "{folder}"),
+        logs("gates/tokens", "{folder}"),
     benchmark:
-        times("gates/{gate}", "{folder}")
-    wildcard_constraints:
-        gate="tokens|long_run",
+        times("gates/tokens", "{folder}")
     conda:
         "../envs/pipeline.yaml"
     resources:
@@ -229,9 +227,36 @@ rule gate_tokens:
         stage="gate_tokens",
         tools=tools("gate_tokens"),
         inputs=named_inputs,
-        json=gate_json,
+        json=to_json(),
     message:
-        "gate {wildcards.gate}: {wildcards.folder}"
+        "gate tokens: {wildcards.folder}"
+    shell:
+        STAGE
+
+
+rule gate_long_run:
+    input:
+        unpack(long_evidence),
+        oracle=result("oracle", "dialogues"),
+        checkpoint=result("checkpoint", "text"),
+        code=code("gate_long_run"),
+    output:
+        result("gates/long_run", "{folder}"),
+    log:
+        logs("gates/long_run", "{folder}"),
+    benchmark:
+        times("gates/long_run", "{folder}")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=folder_memory,
+    params:
+        stage="gate_long_run",
+        tools=tools("gate_long_run"),
+        inputs=named_inputs,
+        json=to_json(),
+    message:
+        "gate long_run: {wildcards.folder}"
     shell:
         STAGE
 
@@ -239,6 +264,7 @@ rule gate_tokens:
 rule gate_chat:
     input:
         unpack(folder_evidence),
+        oracle=result("oracle", "dialogues"),
         code=code("gate_chat"),
     output:
         result("gates/chat", "{folder}"),
@@ -254,9 +280,34 @@ rule gate_chat:
         stage="gate_chat",
         tools=tools("gate_chat"),
         inputs=named_inputs,
-        json=to_json(prompt=CONFIG.gates.chat_prompt, expect=CONFIG.gates.chat_expect),
+        json=to_json(dialogues=CONFIG.gates.chat),
     message:
         "gate chat: {wildcards.folder}"
+    shell:
+        STAGE
+
+
+rule gate_agreement:
+    input:
+        **agreeing_gates(),
+        code=code("gate_agreement"),
+    output:
+        result("gates/agreement", "folders"),
+    log:
+        logs("gates/agreement", "folders"),
+    benchmark:
+        times("gates/agreement", "folders")
+    conda:
+        "../envs/pipeline.yaml"
+    resources:
+        mem_mb=500,
+    params:
+        stage="gate_agreement",
+        tools=tools("gate_agreement"),
+        inputs=named_inputs,
+        json=to_json(positions=rooms()),
+    message:
+        "gate agreement: all folders that chat"
     shell:
         STAGE
 

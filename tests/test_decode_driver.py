@@ -168,9 +168,34 @@ def test_chat_answers_from_the_folder_alone(folders):
     plan = Plan.open(folders["decode"])
     tokenizer = ChatTokenizer.open(folders["decode"] / plan.tokenizer)
     ids = tokenizer.encode_chat([{"role": "user", "content": "t5 t9"}])
-    output = driver.answer(str(folders["decode"]), ids, ANSWERS, plan.stop_token_ids)["output"]
+    with driver.open_set(folders["decode"]) as bundles:
+        output = driver.Conversation(bundles, plan.stop_token_ids).answer(ids, ANSWERS)
     text = tokenizer.decode([token for token in output if token not in plan.stop_token_ids])
     assert text and replies == {text}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_turn_goes_on_where_the_last_one_ended(form, folders, monkeypatch):
+    """The same answer as to the whole conversation at once, and only what is new is fed."""
+    with driver.open_set(folders[form]) as bundles:
+        fed, feed = [], bundles.feed
+        monkeypatch.setattr(bundles, "feed", lambda token: fed.append(token) or feed(token))
+        two_turns = driver.Conversation(bundles, stop_ids=[])
+        first = two_turns.answer([5, 9], 3)
+        prompt = [5, 9, *first, 7, 8]
+        second = two_turns.answer(prompt, 3)
+        assert fed == [*prompt, *second[:-1]]
+        assert driver.Conversation(bundles, stop_ids=[]).answer(prompt, 3) == second
+        assert two_turns.answer([9, 5], 3) == driver.Conversation(bundles, stop_ids=[]).answer([9, 5], 3)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_ids_are_chosen_from_is_told(form, folders, reference):
+    ids = reference.ids.tolist()
+    seen = driver.watch(str(folders[form]), {"long": ids})
+    assert seen.keys() == {"long.ids", "long.logits"}
+    np.testing.assert_array_equal(seen["long.logits"].argmax(-1), seen["long.ids"])
+    assert np.abs(seen["long.logits"] - reference.logits).max() < 0.5
 
 
 @pytest.mark.parametrize("form", FORMS)

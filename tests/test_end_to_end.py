@@ -102,7 +102,7 @@ def test_every_required_gate_passed_and_is_on_record(release):
     required = [gate for gate in gates.values() if gate["required"]]
     assert {gate["gate"] for gate in required} == {
         *("structure", "numbers", "kernels", "ane", "quantization", "tables", "chunks", "fp16", "tokens"),
-        *("long_run", "chat"),
+        *("long_run", "chat", "agreement"),
     }
     assert {gate["verdict"] for gate in required} == {"pass"}
     assert {gate["target"] for gate in required if gate["gate"] == "kernels"} == {
@@ -120,7 +120,13 @@ def test_every_required_gate_passed_and_is_on_record(release):
         assert len(gates[f"long_run_{folder}"]["tokens"]["long"]) == 256
     left_out = {check["name"]: check["found"] for check in gates["tokens_ios-ane"]["checks"]}
     assert left_out["dialogues that fit"].endswith("chat not fed: longer than the 64 positions of this set")
-    assert "long_run_ios-ane" not in gates
+    long = gates["long_run_ios-ane"]
+    assert len(long["tokens"]["long"]) == 47  # its prompt has 18 tokens
+    assert {check["name"]: check["found"] for check in long["checks"]}["long: positions fed"] == "64 of 273"
+    agreed = {check["name"]: check["found"] for check in gates["agreement_folders"]["checks"]}
+    assert agreed["long_run: long"].startswith("256 ids") and agreed["long_run: long"].endswith("6 folders")
+    assert agreed["chat: two_turns, answer 2"].endswith("6 folders")
+    assert agreed["tokens: chat"].endswith("5 folders")
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac runs it")

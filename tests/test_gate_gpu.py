@@ -19,7 +19,7 @@ from workflow_scripts.coreai import gpu as host_gpu
 from workflow_scripts.coreai.runtime import open_bundle
 from workflow_scripts.errors import GateFailed, UserError
 from workflow_scripts.gates import gpu
-from workflow_scripts.gates.oracle import Dialogue, Oracle
+from workflow_scripts.gates.oracle import FORMAT, Dialogue, Oracle
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.model.names import HEAD_WEIGHT
 from workflow_scripts.release import driver
@@ -62,7 +62,9 @@ def oracle(tmp_path_factory):
     tree = tmp_path_factory.mktemp("oracle")
     dialogues = [dialogue("short"), dialogue("long", [11] * 300 + [1])]
     entries = {one.name: {k: v for k, v in one.__dict__.items() if k != "name"} for one in dialogues}
-    (tree / "oracle.json").write_text(json.dumps({"format": 1, "checkpoint": "abc", "dialogues": entries}))
+    (tree / "oracle.json").write_text(
+        json.dumps({"format": FORMAT, "checkpoint": "abc", "dialogues": entries})
+    )
     return tree
 
 

@@ -17,7 +17,14 @@ from workflow_scripts.gates import bounds, numbers, stored_weights
 from workflow_scripts.gates.oracle import Dialogue
 from workflow_scripts.gates.quantization import gate_tensors
 from workflow_scripts.gates.structure import Claim, gate_structure
-from workflow_scripts.gates.tokens import LONG_RUN, gate_dialogue, gate_tokenizer, is_long, that_fit
+from workflow_scripts.gates.tokens import (
+    LONG_RUN,
+    cut_to_fit,
+    gate_answers,
+    gate_dialogue,
+    gate_tokenizer,
+    that_fit,
+)
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.manifest import manifest_path
 from workflow_scripts.model.names import HEAD_WEIGHT
@@ -254,8 +261,48 @@ def test_an_ungated_tie_may_differ_and_nothing_gated_is_no_pass():
 
 
 def test_long_dialogues_belong_to_the_long_run():
-    assert not is_long(dialogue())
-    assert is_long(dialogue(output_ids=list(range(LONG_RUN))))
+    assert not dialogue().is_long
+    assert dialogue(output_ids=list(range(LONG_RUN))).is_long
+
+
+@pytest.mark.parametrize(("room", "outputs"), [(4, 3), (3, 2), (2, 1), (1, 0)])
+def test_a_long_dialogue_goes_as_far_as_a_set_has_positions(room, outputs):
+    verdict = Verdict("long_run", "folder")
+    (cut,) = cut_to_fit(verdict, [dialogue()], room)
+    assert cut.output_ids == [7, 8, 106][:outputs] and cut.gated == [0, 1, 2][:outputs]
+    assert cut.stops == (outputs == 3)
+    assert failures(verdict) == ([] if outputs else ["d: positions fed"])  # a prompt alone gates nothing
+    assert [check.found for check in verdict.checks if check.passed] == (
+        [f"{room} of 4"] if 0 < outputs < 3 else []
+    )
+
+
+def spoken(**changes):
+    messages = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "7"},
+        {"role": "user", "content": "two"},
+    ]
+    return replace(dialogue(messages=messages), text="7 8", **changes)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([[7, 106], [7, 8, 106]], []),
+        ([[7, 1], [7, 8, 106]], []),  # of an earlier answer the text alone is known
+        ([[9, 106], [7, 8, 106]], ["d: one"]),
+        ([[7, 106], [7, 8, 1]], ["d: ids"]),
+        ([[7, 106], [7, 8, 8]], ["d: two", "d: answer 2 stops", "d: ids"]),
+        ([[7, 7], [7, 8, 106]], ["d: one", "d: answer 1 stops"]),
+    ],
+)
+def test_free_answers_are_the_original_s_and_stop(answers, expected):
+    verdict = Verdict("chat", "folder")
+    found = {f"d.answer{number}": np.array(ids) for number, ids in enumerate(answers)}
+    gate_answers(verdict, spoken(), found, [1, 106], lambda ids: " ".join(map(str, ids)))
+    assert failures(verdict) == expected
+    assert verdict.tokens == {f"d, answer {number}": ids for number, ids in enumerate(answers, 1)}
 
 
 def test_dialogues_beyond_the_positions_of_a_set_are_left_out_and_named():

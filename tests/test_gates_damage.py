@@ -166,8 +166,8 @@ def test_unreadable_arrays_fail_the_gate(evidence, tmp_path, damage):
 
 def test_a_folder_without_a_plan_fails_the_gates_over_folders(oracle, tmp_path):
     inputs = {"folder": tmp_path, "oracle": oracle}
-    assert list(judge("gate_tokens", inputs, tmp_path / "tokens", gate="tokens")) == [READS]
-    assert list(judge("gate_chat", inputs, tmp_path / "chat", prompt=PROMPT, expect="")) == [READS]
+    assert list(judge("gate_tokens", inputs, tmp_path / "tokens")) == [READS]
+    assert list(judge("gate_chat", inputs, tmp_path / "chat", dialogues=["france"])) == [READS]
 
 
 # --- structure ---------------------------------------------------------------------------------------------------
@@ -739,14 +739,26 @@ def folder(run_stage, tiny_checkpoint, frontends, core, head):
     )
 
 
-def test_another_reply_than_expected_is_found(folder, tmp_path):
-    expected = {"prompt": PROMPT, "expect": "The capital of France is Lyon."}
-    found = judge("gate_chat", {"folder": folder}, tmp_path / "out", **expected)
-    assert found == {PROMPT: "The capital of France is Paris."}
+def test_another_reply_than_the_original_s_is_found(folder, oracle, tmp_path):
+    tree = copy(oracle, tmp_path)
+
+    def other(record):
+        record["dialogues"]["france"]["text"] = "The capital of France is Lyon."
+        record["dialogues"]["france"]["output_ids"][-2] = 5
+
+    edit_json(tree / "oracle.json", other)
+    found = judge("gate_chat", {"folder": folder, "oracle": tree}, tmp_path / "out", dialogues=["france"])
+    assert found.keys() == {f"france: {PROMPT}", "france: ids"}
+    assert found[f"france: {PROMPT}"] == "'The capital of France is Paris.'"
+
+
+def test_a_chat_that_the_oracle_does_not_know_is_a_failure(folder, oracle, tmp_path):
+    found = judge("gate_chat", {"folder": folder, "oracle": oracle}, tmp_path / "out", dialogues=["rome"])
+    assert found == {"dialogues": "no rome"}
 
 
 def test_a_gate_without_a_dialogue_of_its_kind_says_so(oracle, tmp_path):
-    found = judge("gate_tokens", {"folder": tmp_path, "oracle": oracle}, tmp_path / "out", gate="long_run")
+    found = judge("gate_long_run", {"folder": tmp_path, "oracle": oracle}, tmp_path / "out")
     assert found == {"dialogues": "no dialogue reaches 256 positions"}
 
 
@@ -757,7 +769,6 @@ def test_another_token_is_found_in_the_packaged_set(folder, oracle, tiny_checkpo
         "gate_tokens",
         {"folder": folder, "oracle": tree, "checkpoint": tiny_checkpoint},
         tmp_path / "out",
-        gate="tokens",
     )
     assert (
         found["france: tokens"].startswith("7/8, first at position")
@@ -793,3 +804,4 @@ def test_a_folder_with_a_bundle_of_another_checkpoint_is_not_released(tmp_path):
     manifest.write_manifest(tree, ingredients)
     with pytest.raises(UserError, match=r"tiny_core\.aimodel was made from another checkpoint"):
         release_inputs.build_release(tmp_path, inputs, release_inputs.release_params())
+

@@ -93,7 +93,7 @@ DRIVERS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 # gate -> what each of its targets is: a bundle; a shipped bundle with kernels, or for the Neural Engine; the weights of
-# a recipe; raw tables; a folder that can chat; one of these with room for a long dialogue, in chunks, or with kernels
+# a recipe; raw tables; a folder that can chat; one of these in chunks, or with kernels; all of them together
 GATES = {
     "structure": "bundle",
     "numbers": "bundle",
@@ -104,8 +104,9 @@ GATES = {
     "chunks": "chunk folder",
     "fp16": "chunk folder",
     "tokens": "folder",
-    "long_run": "long folder",
+    "long_run": "folder",
     "chat": "folder",
+    "agreement": "folders",
     "gpu": "kernel folder",
 }
 LONG_RUN = 256  # fed positions from which a dialogue belongs to gate long_run, and no longer to gate tokens
@@ -293,13 +294,12 @@ class CompiledBundle:
 
 @dataclass(frozen=True)
 class Gates:
-    """Gates that a release needs, those it only reports, the unshipped artifacts they also judge, and the last chat."""
+    """Gates that a release needs, those it only reports, unshipped artifacts that they judge, dialogues of the chat."""
 
     required: tuple[str, ...]
     reported: tuple[str, ...]
     evidence: tuple[str, ...]
-    chat_prompt: str
-    chat_expect: str
+    chat: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -364,6 +364,10 @@ class Config:
             return (own,)
         return self.folders[folder.tables_in].tables
 
+    def agreeing(self) -> tuple[str, ...]:
+        """The gates whose ids are compared between folders: those that feed dialogues, the long ones if required."""
+        return ("tokens", *(gate for gate in ("long_run", "chat") if gate in self.gates.required))
+
     def gate_targets(self, gate: str, artifacts: Iterable[Artifact]) -> list[str]:
         """What a gate judges, each target by itself: published names, recipes, or the folders that can chat."""
         chats = [folder for folder in self.folders.values() if folder.can_chat]
@@ -380,8 +384,8 @@ class Config:
                 return sorted({artifact.recipe for artifact in artifacts if artifact.recipe})
             case "tables":
                 return [artifact.published for artifact in artifacts if artifact.form in TABLE_FORMS]
-            case "long folder":
-                return [folder.name for folder in chats if self.positions(folder) >= LONG_RUN]
+            case "folders":
+                return ["folders"] if len(chats) > 1 else []
             case "chunk folder":
                 return [folder.name for folder in chats if folder.chunks]
             case "kernel folder":

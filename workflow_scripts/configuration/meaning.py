@@ -52,7 +52,7 @@ _NO_TARGET = {
     "recipe": "no bundle of a folder or of gates.evidence has a recipe",
     "tables": "no folder holds raw tables",
     "folder": "no folder has a driver to chat with",
-    "long folder": f"no folder has a driver to chat with and {LONG_RUN} positions",
+    "folders": "fewer than two folders have a driver to chat with",
     "chunk folder": "no folder has the driver chunks",
     "kernel folder": "no folder with a driver holds a bundle with Metal kernels",
 }
@@ -110,10 +110,10 @@ def _idle_problems(config: Config, gate: str) -> Iterator[str]:
         long = [d for d in dialogues if d.fed_if_full >= LONG_RUN]
         for folder in config.folders.values():
             room = config.positions(folder)
-            if folder.can_chat and room >= LONG_RUN and long and all(d.fed_at_least > room for d in long):
+            if folder.can_chat and long and all(d.known_prompt > room for d in long):
                 yield (
-                    f"every entry of oracle.dialogues that belongs to it feeds more than the {room} positions of "
-                    f"folders.{folder.name}; add a shorter one, or give the folder's bundles more context"
+                    f"every entry of oracle.dialogues that belongs to it has a prompt of more than the {room} "
+                    f"positions of folders.{folder.name}; add a shorter one, or give the folder's bundles more context"
                 )
     if gate == "long_run" and not any(d.fed_if_full >= LONG_RUN for d in dialogues):
         yield (
@@ -124,15 +124,16 @@ def _idle_problems(config: Config, gate: str) -> Iterator[str]:
 
 
 def _chat_problems(config: Config) -> Iterator[str]:
-    """The last gate's answer must be one that the oracle checks first: another model's answer costs a whole build."""
-    prompt, expect = config.gates.chat_prompt, config.gates.chat_expect
-    asked = [d for d in config.oracle.dialogues.values() if d.turns == (prompt,)]
-    if not any(d.expect_text == expect and d.stops for d in asked):
-        yield (
-            f"gates.chat: found prompt {show(prompt)} with the answer {show(expect)}, but no entry of "
-            "oracle.dialogues holds this model to it; needs one with this prompt as its only turn, this answer as "
-            "expect_text, and stops: true (a model's file states gates.chat, else it is the embedded model's)"
-        )
+    """What a folder answers freely is compared with an answer that the oracle brought to its end."""
+    for index, name in enumerate(config.gates.chat):
+        place, dialogue = f"gates.chat[{index}]", config.oracle.dialogues.get(name)
+        if dialogue is None:
+            yield (
+                f"{place}: oracle.dialogues has no entry {show(name)}; {allowed(name, config.oracle.dialogues)} "
+                "(a model's file states gates.chat, else it is the embedded model's)"
+            )
+        elif dialogue.turns is None or not dialogue.stops:
+            yield f"{place}: the dialogue {show(name)} needs turns and stops: true, so that its answer has an end"
 
 
 def _checkpoint_problems(checkpoint: dict[str, Any]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import write_json
-from workflow_scripts.gates.oracle import FORMAT
+from workflow_scripts.gates.oracle import FORMAT, LONG_RUN
 from workflow_scripts.progress import track, working
 
 _LOG = logging.getLogger(__name__)
@@ -37,11 +37,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Greedy:
-    """A greedy run: prompt and output ids, one row of logits per fed position."""
+    """A greedy run: prompt and output ids; of every fed position its logits and the hidden state before the head."""
 
     prompt_ids: list[int]
     output_ids: list[int]
     logits: np.ndarray
+    hidden: np.ndarray
 
     def margins(self) -> np.ndarray:
         """Top-2 margin of the logits that chose each output id."""
@@ -105,6 +106,10 @@ def _hf_config(config: TextConfig) -> Gemma4TextConfig:
 def greedy(model: Gemma4ForCausalLM, prompt_ids: list[int], new_tokens: int, stop_ids: set[int]) -> Greedy:
     """Feed the prompt one id at a time, then the model's own choices, up to a stop id or `new_tokens` of them."""
     cache, rows, fed, output = None, [], list(prompt_ids), []
+    hidden: list[np.ndarray] = []
+    hook = model.lm_head.register_forward_pre_hook(
+        lambda head, given: hidden.append(given[0][0, -1].numpy().copy())
+    )
     most = len(prompt_ids) + new_tokens - 1
     positions = track(range(most), "position, at most", most)
     while len(output) < new_tokens and not (output and output[-1] in stop_ids):
@@ -116,7 +121,8 @@ def greedy(model: Gemma4ForCausalLM, prompt_ids: list[int], new_tokens: int, sto
             output.append(int(rows[-1].argmax()))
             fed.append(output[-1])
     positions.close()
-    return Greedy(list(prompt_ids), output, np.stack(rows))
+    hook.remove()
+    return Greedy(list(prompt_ids), output, np.stack(rows), np.stack(hidden))
 
 
 def build_oracle(
@@ -136,7 +142,7 @@ def build_oracle(
     stops = set(checkpoint.config.eos_token_ids)
     dialogues: dict[str, Any] = {}
     margins: dict[str, list[float]] = {}
-    logits: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name in track([request.name for request in requests], "dialogue", len(requests)):
         request = next(request for request in requests if request.name == name)
         run, messages = _answer(model, tokenizer, request, stops, context)
@@ -155,7 +161,9 @@ def build_oracle(
         }
         _LOG.info("%s: %d ids, least margin %.3f: %r", name, len(run.output_ids), found.min(), text)
         if request.numbers:
-            logits[name] = run.logits
+            arrays[name] = run.logits
+        if len(run.logits) >= LONG_RUN:
+            arrays[f"{name}.hidden"] = run.hidden
     record = {
         "format": FORMAT,
         "checkpoint": checkpoint.digest,
@@ -165,7 +173,7 @@ def build_oracle(
     write_json(out / "oracle.json", record)
     write_json(out / "measured.json", {"margins": margins})
     with (out / "measured.npz").open("wb") as stream:
-        np.savez(stream, **logits)
+        np.savez(stream, **arrays)
 
 
 def _answer(

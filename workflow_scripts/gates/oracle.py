@@ -1,11 +1,11 @@
 """Reading the oracle: what the original model answers, token by token, and how sure it was.
 
 A result of stage `oracle` holds `oracle.json` (ids; the same on every host), `measured.json` (margins) and
-`measured.npz` (logits), which may differ in the last bits from host to host.
+`measured.npz` (logits, and hidden rows of long dialogues), which may differ in the last bits from host to host.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -13,7 +13,8 @@ import numpy as np
 
 from workflow_scripts.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
+LONG_RUN = 256  # fed positions; a sliding cache has wrapped and errors had time to add up
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,30 @@ class Dialogue:
         """The position whose logits predict output id number `output`."""
         return len(self.prompt_ids) - 1 + output
 
+    @property
+    def said(self) -> list[str]:
+        """What the user says, turn by turn."""
+        return [message["content"] for message in self.messages if message["role"] == "user"]
+
+    @property
+    def answers(self) -> list[str]:
+        """What the original answers, turn by turn."""
+        earlier = [message["content"] for message in self.messages if message["role"] == "assistant"]
+        return [*earlier, self.text]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it belongs to the gate `long_run`; its hidden rows are stored."""
+        return len(self.fed_ids) >= LONG_RUN
+
+    def cut(self, positions: int) -> Self:
+        """Its first positions, as many as there is room for: its answer then need not come to its end."""
+        if len(self.fed_ids) <= positions:
+            return self
+        kept = max(0, positions - len(self.prompt_ids) + 1)
+        gated = [index for index in self.gated if index < kept]
+        return replace(self, output_ids=self.output_ids[:kept], gated=gated, stops=False)
+
 
 @dataclass(frozen=True)
 class Oracle:
@@ -67,6 +92,11 @@ class Oracle:
         """[positions, vocab] float32: row p predicts the id after position p of `fed_ids`."""
         with np.load(self.folder / "measured.npz") as arrays:
             return arrays[name]
+
+    def hidden(self, name: str) -> np.ndarray:
+        """[positions, hidden_size] float32 of a long dialogue: what its logits are made of."""
+        with np.load(self.folder / "measured.npz") as arrays:
+            return arrays[f"{name}.hidden"]
 
     def with_numbers(self) -> list[Dialogue]:
         """The dialogues whose logits are stored."""

@@ -4,23 +4,18 @@ The oracle's own ids are fed back, so every gated position is judged on the righ
 a set that passes answers the same when it runs freely.
 """
 
+from collections.abc import Callable, Collection, Mapping
+
 import numpy as np
 
-from workflow_scripts.gates.oracle import Dialogue, Oracle
+from workflow_scripts.gates.oracle import LONG_RUN, Dialogue, Oracle
 from workflow_scripts.gates.verdict import Verdict
-
-LONG_RUN = 256  # positions; a sliding cache has wrapped and errors had time to add up
-
-
-def is_long(dialogue: Dialogue) -> bool:
-    """True for a dialogue that belongs to the gate `long_run`."""
-    return len(dialogue.fed_ids) >= LONG_RUN
 
 
 def dialogues_of(verdict: Verdict, oracle: Oracle, long_run: bool) -> list[Dialogue]:
     """The dialogues of one of the two gates; that there is none is a failed check."""
     kind = "reaches" if long_run else "stays under"
-    dialogues = [dialogue for dialogue in oracle.dialogues.values() if is_long(dialogue) == long_run]
+    dialogues = [dialogue for dialogue in oracle.dialogues.values() if dialogue.is_long == long_run]
     if not dialogues:
         verdict.check(
             "dialogues",
@@ -45,6 +40,18 @@ def that_fit(verdict: Verdict, dialogues: list[Dialogue], context: int) -> list[
     return fit
 
 
+def cut_to_fit(verdict: Verdict, dialogues: list[Dialogue], context: int) -> list[Dialogue]:
+    """The dialogues up to the last position of a set of bundles; the verdict says where it has fewer."""
+    cut = [dialogue.cut(context) for dialogue in dialogues]
+    for whole, part in zip(dialogues, cut, strict=True):
+        if part is not whole:
+            fed = f"{len(part.fed_ids)} of {len(whole.fed_ids)}"
+            verdict.check(
+                f"{whole.name}: positions fed", bool(part.gated), f"{fed}, all that this set has", fed
+            )
+    return cut
+
+
 def gate_tokenizer(verdict: Verdict, dialogue: Dialogue, encoded: list[int], decoded: str) -> None:
     """The packaged tokenizer and template give the oracle's prompt ids and answer text (they are other code).
 
@@ -59,6 +66,28 @@ def gate_tokenizer(verdict: Verdict, dialogue: Dialogue, encoded: list[int], dec
         f"{dialogue.name}: prompt ids", same, "equal", "equal" if same else f"others from {first} on"
     )
     verdict.check(f"{dialogue.name}: text", decoded == dialogue.text, repr(dialogue.text), repr(decoded))
+
+
+def gate_answers(
+    verdict: Verdict,
+    dialogue: Dialogue,
+    found: Mapping[str, np.ndarray],
+    stop_ids: Collection[int],
+    decode: Callable[[list[int]], str],
+) -> None:
+    """What a set answered by itself (`NAME.answerI` of every turn, ids): the original's text, ended by a stop token.
+
+    The last turn's ids are the original's, too; of earlier answers the oracle keeps the text alone.
+    """
+    for number, (question, expected) in enumerate(zip(dialogue.said, dialogue.answers, strict=True)):
+        ids = found[f"{dialogue.name}.answer{number}"].tolist()
+        text = decode([token for token in ids if token not in stop_ids])
+        verdict.check(f"{dialogue.name}: {question}", text == expected, repr(expected), repr(text))
+        stopped = ids[-1] in stop_ids
+        verdict.check(f"{dialogue.name}: answer {number + 1} stops", stopped, "a stop token", str(ids[-1]))
+        verdict.tokens[f"{dialogue.name}, answer {number + 1}"] = ids
+    same = ids == dialogue.output_ids
+    verdict.check(f"{dialogue.name}: ids", same, "the original's", "equal" if same else str(ids))
 
 
 def gate_dialogue(verdict: Verdict, dialogue: Dialogue, chosen: np.ndarray) -> None:

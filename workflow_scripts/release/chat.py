@@ -6,12 +6,16 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from workflow_scripts.coreai.isolated import isolated
 from workflow_scripts.errors import UserError
 from workflow_scripts.progress import TERMINAL
 from workflow_scripts.release import driver
 from workflow_scripts.release.plan import Plan
 from workflow_scripts.release.tokenizer import ChatTokenizer
+
+ANSWER = "answer"
 
 
 def main(arguments: list[str]) -> int:
@@ -49,24 +53,56 @@ def reply(folder: Path, prompt: str, new_tokens: int) -> str:
     Raises UserError where the folder is no set that can be driven, or prompt and answer do not fit its context.
     """
     plan = Plan.open(folder)
-    tokenizer = ChatTokenizer.open(folder / plan.tokenizer)
-    ids = tokenizer.encode_chat([{"role": "user", "content": prompt}])
-    room = plan.context - len(ids) + 1  # the last id of an answer is not fed
-    if room < 1:
-        raise UserError(
-            f"the prompt has {len(ids)} tokens, the set was exported for {plan.context} positions: shorten it"
-        )
-    output = isolated(
-        driver.answer,
-        folder=str(folder),
-        prompt_ids=ids,
-        new_tokens=min(new_tokens, room),
-        stop_ids=plan.stop_token_ids,
-    )["output"]
-    text = tokenizer.decode([int(token) for token in output if token not in plan.stop_token_ids])
+    found = isolated(converse, folder=str(folder), dialogues={"chat": [prompt]}, new_tokens=new_tokens)
+    output = found[f"chat.{ANSWER}0"].tolist()
+    text = ChatTokenizer.open(folder / plan.tokenizer).decode(without_stop(output, plan))
+    room = room_for(plan, found["chat.prompt0"].tolist())
     if len(output) == room < new_tokens and output[-1] not in plan.stop_token_ids:
         raise UserError(
-            f"the answer is not finished: with the prompt's {len(ids)} tokens it is longer than the {plan.context} "
-            f"positions the set was exported for; --max-new-tokens {room} takes what fits: {text!r}"
+            f"the answer is not finished: with the prompt's {len(found['chat.prompt0'])} tokens it is longer than the "
+            f"{plan.context} positions the set was exported for; --max-new-tokens {room} takes what fits: {text!r}"
         )
     return text
+
+
+def converse(folder: str, dialogues: dict[str, list[str]], new_tokens: int) -> dict[str, np.ndarray]:
+    """Answer every turn of some dialogues, given by what the user says (for `isolated`).
+
+    `NAME.prompt0` are the ids of the first turn's prompt, `NAME.answer0` those of the set's own answer to it, the stop
+    id included where one was reached, and so on; an answer stands in the next turn's prompt. Raises UserError
+    where a prompt does not fit.
+    """
+    plan = Plan.open(Path(folder))
+    tokenizer = ChatTokenizer.open(Path(folder) / plan.tokenizer)
+    found: dict[str, np.ndarray] = {}
+    with driver.open_set(Path(folder)) as bundles:
+        driver.say_replaced(bundles)
+        for name, turns in dialogues.items():
+            conversation = driver.Conversation(bundles, plan.stop_token_ids)
+            messages: list[dict[str, str]] = []
+            for number, turn in enumerate(turns):
+                messages.append({"role": "user", "content": turn})
+                prompt = tokenizer.encode_chat(messages)
+                output = conversation.answer(prompt, min(new_tokens, room_for(plan, prompt)))
+                text = tokenizer.decode(without_stop(output, plan))
+                messages.append({"role": "assistant", "content": text})
+                found |= {
+                    f"{name}.prompt{number}": np.array(prompt),
+                    f"{name}.{ANSWER}{number}": np.array(output),
+                }
+    return found
+
+
+def room_for(plan: Plan, prompt: list[int]) -> int:
+    """How many ids an answer to a prompt can have; its last one is not fed. Raises UserError where none can."""
+    room = plan.context - len(prompt) + 1
+    if room < 1:
+        raise UserError(
+            f"the prompt has {len(prompt)} tokens, the set was exported for {plan.context} positions: shorten it"
+        )
+    return room
+
+
+def without_stop(output: list[int], plan: Plan) -> list[int]:
+    """The ids of an answer that are text."""
+    return [token for token in output if token not in plan.stop_token_ids]

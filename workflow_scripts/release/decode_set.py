@@ -35,7 +35,9 @@ class DecodeSet:
 
     def feed(self, token_id: int) -> int:
         """See `driver.BundleSet`; raises UserError past the context."""
-        return int(self._conversation.step(token_id).argmax())
+        logits = self._conversation.step(token_id)
+        self.chosen_from = {"logits": logits}
+        return int(logits.argmax())
 
 
 def conversations(folder: Path, plan: Plan, decoder: Bundle, tables: Tables) -> Callable[[], Conversation]:

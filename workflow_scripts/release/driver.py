@@ -1,6 +1,6 @@
 """Drive the bundles of a release folder as a host does, knowing nothing but the folder and its plan."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,9 +29,11 @@ class BundleSet(Protocol):
     """A loaded set of bundles with one conversation at a time.
 
     `replaced` counts, for each bundle by its name, the Metal kernels that run as their reference operators.
+    `chosen_from` is what the last id was chosen from, float32: `hidden` [H] before a head, `logits` [V] of a decoder.
     """
 
     replaced: dict[str, int]
+    chosen_from: dict[str, np.ndarray]
 
     def begin(self) -> None:
         """Start a new conversation."""
@@ -94,6 +96,7 @@ class HostCacheSet:
         inputs = self._cache.inputs()
         outputs = self._core.call("main", inputs | self._frontend.embed(token_id))
         self._cache.store(outputs)
+        self.chosen_from = {"hidden": outputs["hidden"][0, 0].astype(np.float32)}
         return chosen_id(self._head.call("main", {"hidden": outputs["hidden"].astype(self._head_dtype)}))
 
 
@@ -114,6 +117,7 @@ class ChunkSet:
         """See `BundleSet`; raises UserError past the context."""
         front = self._frontend.embed(token_id)
         hidden = self._host.step(front["inputs_embeds"], front["per_layer_inputs"])
+        self.chosen_from = {"hidden": hidden[0, 0].astype(np.float32)}
         return chosen_id(self._head.call("main", {"hidden": hidden.astype(self._head_dtype)}))
 
 
@@ -239,15 +243,46 @@ def follow_in(bundles: BundleSet, dialogues: Mapping[str, list[int]]) -> dict[st
     return chosen
 
 
-def answer(folder: str, prompt_ids: list[int], new_tokens: int, stop_ids: list[int]) -> dict[str, np.ndarray]:
-    """Greedy answer (for `isolated`); `output` holds its ids, the stop id included where one was reached."""
+def watch(folder: str, dialogues: dict[str, list[int]]) -> dict[str, np.ndarray]:
+    """As `follow`, with what ids were chosen from: `NAME.ids` [n], and `NAME.hidden` [n, H] or `NAME.logits` [n, V]."""
+    seen: dict[str, list[Any]] = {}
     with open_set(Path(folder)) as bundles:
-        for name, count in bundles.replaced.items():
-            kernels = "Metal kernel runs as its" if count == 1 else "Metal kernels run as their"
-            TERMINAL.info("%s: %d %s reference operators: this host has no Metal", name, count, kernels)
-        for token in track(prompt_ids, "prompt position", len(prompt_ids)):
-            following = bundles.feed(token)
+        for name, ids in dialogues.items():
+            bundles.begin()
+            for token in track(ids, name, len(ids)):
+                row = {"ids": bundles.feed(token), **bundles.chosen_from}
+                for kind, value in row.items():
+                    seen.setdefault(f"{name}.{kind}", []).append(value)
+    return {name: np.array(rows) for name, rows in seen.items()}
+
+
+class Conversation:
+    """Greedy answers in one conversation with a set; what a turn repeats of the conversation is not fed again."""
+
+    def __init__(self, bundles: BundleSet, stop_ids: Collection[int]) -> None:
+        self._bundles, self._stop_ids = bundles, stop_ids
+        self._fed: list[int] = []
+
+    def answer(self, prompt_ids: list[int], new_tokens: int) -> list[int]:
+        """The ids after a prompt, which holds all turns so far; the stop id included where one was reached."""
+        if not self._fed or prompt_ids[: len(self._fed)] != self._fed:
+            self._bundles.begin()
+            self._fed = []
+        prompt = prompt_ids[len(self._fed) :]
+        for token in track(prompt, "prompt position", len(prompt)):
+            following = self._feed(token)
         output = [following]
-        while output[-1] not in stop_ids and len(output) < new_tokens:
-            output.append(bundles.feed(output[-1]))
-    return {"output": np.array(output)}
+        while output[-1] not in self._stop_ids and len(output) < new_tokens:
+            output.append(self._feed(output[-1]))
+        return output
+
+    def _feed(self, token: int) -> int:
+        self._fed.append(token)
+        return self._bundles.feed(token)
+
+
+def say_replaced(bundles: BundleSet) -> None:
+    """Tell the terminal which bundles run without their kernels."""
+    for name, count in bundles.replaced.items():
+        kernels = "Metal kernel runs as its" if count == 1 else "Metal kernels run as their"
+        TERMINAL.info("%s: %d %s reference operators: this host has no Metal", name, count, kernels)
