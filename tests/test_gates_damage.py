@@ -804,4 +804,3 @@ def test_a_folder_with_a_bundle_of_another_checkpoint_is_not_released(tmp_path):
     manifest.write_manifest(tree, ingredients)
     with pytest.raises(UserError, match=r"tiny_core\.aimodel was made from another checkpoint"):
         release_inputs.build_release(tmp_path, inputs, release_inputs.release_params())
-
