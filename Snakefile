@@ -6,7 +6,7 @@
 #                results/<model>/release                            what people download
 #                results/<model>/{logs,benchmarks}/<stage>/...      one file per job; beside a log what the job took
 #
-# Targets:       release (default), aot, gates, bundles, publish, tiny_checkpoint, rehearsal_checkpoint
+# Targets:       release (default), aot, gates, bundles, publish, report, tiny_checkpoint, rehearsal_checkpoint
 from snakemake.utils import min_version
 
 min_version("9.27")
@@ -25,6 +25,7 @@ include: "rules/aot.smk"
 include: "rules/gates.smk"
 include: "rules/release.smk"
 include: "rules/publish.smk"
+include: "rules/report.smk"
 
 
 localrules:
@@ -33,6 +34,8 @@ localrules:
     gates,
     bundles,
     publish,
+    report,
+    report_pages,
 
 
 rule release:
@@ -65,4 +68,5 @@ rule bundles:
 
 
 onsuccess:
+    say_summary()
     say_not_run()

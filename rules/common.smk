@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +33,8 @@ from workflow_scripts.job_environment import share_with_jobs, store_arguments
 from workflow_scripts.manifest import forget_damaged
 from workflow_scripts.model.signature import ring_function
 from workflow_scripts.release.gate_results import not_run
+from workflow_scripts.report.facts import Facts
+from workflow_scripts.report.summary import summary
 
 share_with_jobs(Path(workflow.basedir))
 
@@ -512,6 +515,26 @@ def required_gates():
 def reported_gates():
     """The gates that the release lists, whether the host can run them or not."""
     return gates_over(CONFIG.judged().values(), CONFIG.gates.reported)
+
+
+def report_config():
+    """This run's configuration on the command line of another one."""
+    settings = workflow.config_settings
+    files = (
+        ["--configfile", *map(str, settings.configfiles)]
+        if settings.configfiles
+        else []
+    )
+    own = [f"{key}={json.dumps(value)}" for key, value in settings.config.items()]
+    return shlex.join([*files, *(["--config", *own] if own else [])])
+
+
+def say_summary():
+    """At the end of a run that built or asked for the release: its folders, gates, times, as a table."""
+    if result("release") in {
+        str(output) for job in workflow.dag.jobs for output in job.output
+    }:
+        print(summary(Facts.read(Path(RESULTS))), file=sys.stderr)
 
 
 def say_not_run():

@@ -1,4 +1,4 @@
-"""Command line: `python -m workflow_scripts {stage,chat,verify,publish,why,store,usage,doctor} ...`."""
+"""Command line: `python -m workflow_scripts {stage,chat,verify,publish,why,store,usage,summary,pages,doctor} ...`."""
 
 import os
 import sys
@@ -13,6 +13,8 @@ _USAGE = """usage: python -m workflow_scripts COMMAND ...
   why [TARGET]                what a run would rebuild, and which ingredient differs from the last build
   store list|size|prune|verify   the store of results
   usage [results/MODEL]       what each job took, and what the results hold on the disk
+  summary results/MODEL       folders, gates and times of a release, as at the end of a run
+  pages results/MODEL OUT     pages and figures of the report (what `snakemake report` calls)
   doctor                      what works on this host and what will not
   stage NAME ...              run one stage (what the rules call)
 """
@@ -36,6 +38,10 @@ def main(arguments: list[str]) -> int:
             from workflow_scripts.store import command as module
         case "usage":
             from workflow_scripts.usage import command as module
+        case "summary":
+            from workflow_scripts.report import summary as module
+        case "pages":
+            from workflow_scripts.report import pages as module
         case "doctor":
             from workflow_scripts import doctor as module
         case _:

@@ -44,7 +44,16 @@ _PLACEHOLDERS = ("slug", "layers")
 _IN_A_FOLDER = (TOKENIZER, PROVENANCE, PLAN, CHUNKS_PLAN, METADATA, AOT)
 _IN_A_RELEASE = (README, COMPILE_SCRIPT, CATALOG, *RECORDS)
 _LICENCES = ("license", "licence", "notice")  # a release carries the checkpoint's files that begin so
-_TARGETS = ("release", "gates", "bundles", "aot", "publish", "tiny_checkpoint", "rehearsal_checkpoint")
+_TARGETS = (
+    "release",
+    "gates",
+    "bundles",
+    "aot",
+    "publish",
+    "report",
+    "tiny_checkpoint",
+    "rehearsal_checkpoint",
+)
 _NO_TARGET = {
     "bundle": "no folder holds a bundle and gates.evidence names none",
     "kernel bundle": "no folder holds a bundle with Metal kernels",

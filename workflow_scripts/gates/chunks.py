@@ -153,6 +153,7 @@ def compare_rows(verdict: Verdict, name: str, found: np.ndarray, expected: np.nd
         return
     difference = np.abs(found.astype(np.float64) - expected).max(-1)
     error = difference / np.sqrt((expected.astype(np.float64) ** 2).mean(-1))
+    verdict.by_position(name, error.reshape(len(error), -1).max(axis=1))
     worst = np.unravel_index(np.argmax(error), error.shape)  # argmax finds NaN too
     verdict.at_most(name, float(error[worst]), bound, f"position {worst[0]}")
 

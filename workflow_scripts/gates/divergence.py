@@ -90,6 +90,7 @@ def gate_divergence(verdict: Verdict, name: str, found: Divergence) -> None:
         worst = int(np.flatnonzero(~np.isfinite(found.nats))[0])
         verdict.check(f"{name}: KL divergence", False, "a number", f"none at position {worst}")
         return
+    verdict.by_position(f"{name}: KL divergence, nats", found.nats)
     low, high = mean_interval(found.nats)
     hits, count = int(found.same.sum()), len(found.same)
     least, most = share_interval(hits, count)

@@ -192,6 +192,7 @@ def compare(verdict: Verdict, name: str, found: np.ndarray, expected: np.ndarray
         verdict.check(name, False, f"shape {expected.shape}", f"shape {found.shape}")
         return
     difference = np.abs(found.astype(np.float64) - expected)
+    verdict.by_position(name, difference.max(axis=1))
     position, entry = np.unravel_index(np.argmax(difference), difference.shape)  # argmax finds NaN too
     where = (
         f"position {position}, id {entry}, {found[position, entry]:.6g} for {expected[position, entry]:.6g}"

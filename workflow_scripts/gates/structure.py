@@ -22,7 +22,7 @@ from workflow_scripts.coreai.isolated import isolated
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import sha256_file
 from workflow_scripts.gates import runs
-from workflow_scripts.gates.verdict import Verdict
+from workflow_scripts.gates.verdict import FOUND_BYTES, PREDICTED_BYTES, Verdict
 from workflow_scripts.model.signature import ANY_LENGTH, FunctionSpec
 from workflow_scripts.progress import track
 
@@ -127,6 +127,7 @@ def _check_constants(verdict: Verdict, data: mmap.mmap, constants: list[Constant
     predicted = sum(size for _, size in claim.weights.values())
     excess = abs(sum(stored.values()) / predicted - 1) if predicted else float(bool(stored))
     verdict.at_most("bytes of constants against prediction", excess, _SIZE_TOLERANCE)
+    verdict.measured |= {PREDICTED_BYTES: float(predicted), FOUND_BYTES: float(sum(stored.values()))}
     for kind, width in claim.widths.items():
         _check_width(verdict, kind, width, stored, unclaimed=sum(strange.values()))
 

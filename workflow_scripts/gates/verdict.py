@@ -1,14 +1,15 @@
 """The verdict of a gate: `verdict.json` for machines, `measured.json` for figures, `measured_table.txt` for people.
 
 `verdict.json` is part of a release and the same on every host; figures that may differ in their last digits from
-host to host stay in the `measured` files. They are written whether the gate passes or fails.
+host to host stay in the `measured` files, `measured_by_position.json` with those of every position if a gate has some.
+They are written whether the gate passes or fails.
 """
 
 import logging
 import math
 import platform
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,12 @@ from typing import Any
 
 from workflow_scripts.errors import GateFailed, UserError
 from workflow_scripts.files import write_atomic, write_json
+
+BY_POSITION = "measured_by_position.json"
+"""Series name -> a figure for each position, null where it is not finite."""
+
+PREDICTED_BYTES, FOUND_BYTES = "bytes of constants, predicted", "bytes of constants, found"
+"""Names of the figures with which gate `structure` compares a bundle's size."""
 
 _LOG = logging.getLogger(__name__)
 # What a damaged target or damaged evidence raises while it is read; numpy lets the last three through.
@@ -43,6 +50,7 @@ class Verdict:
     measured: dict[str, float] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    series: dict[str, list[float]] = field(default_factory=dict)
 
     def check(self, name: str, passed: bool, expected: str, found: str) -> None:
         """Add a comparison whose `found` text is the same on every host."""
@@ -59,6 +67,14 @@ class Verdict:
     def at_least(self, name: str, value: float, bound: float, where: str = "") -> None:
         """Add a measured figure that must not fall below a bound; NaN fails, and a bound that bounds nothing."""
         self._measure(name, value, bound, value >= bound, ">=", where)
+
+    def by_position(self, name: str, values: Iterable[float]) -> None:
+        """Keep a figure for each position, first to last, for the report; it decides nothing.
+
+        A series that belongs to a check has the check's name, so that it is seen beside the check's bound.
+        """
+        # Six digits are more than a plot shows, and a long dialogue has hundreds of positions.
+        self.series[name] = [float(f"{value:.6g}") for value in values]
 
     def _measure(self, name: str, value: float, bound: float, holds: bool, sign: str, where: str) -> None:
         self.bounds[name] = bound
@@ -104,6 +120,9 @@ class Verdict:
         }
         write_json(out / "verdict.json", record)
         write_json(out / "measured.json", {**_finite(self.measured), "machine": _machine()})
+        if self.series:
+            figures = {name: _finite_only(values) for name, values in self.series.items()}
+            write_json(out / BY_POSITION, figures)
         write_atomic(out / "measured_table.txt", self.table())
         if failed:
             raise GateFailed(f"gate {self.gate} failed on {self.target}: {reason}")
@@ -131,4 +150,8 @@ def _machine() -> str:
 
 def _finite(figures: dict[str, Any]) -> dict[str, Any]:
     """Figures as JSON can hold them: null for NaN and infinity, which the checks name."""
-    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
+    return dict(zip(figures, _finite_only(figures.values()), strict=True))
+
+
+def _finite_only(values: Iterable[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from workflow_scripts.errors import UserError
-from workflow_scripts.manifest import Manifest, manifest_path, tree_path
+from workflow_scripts.manifest import Manifest, tree_path
 from workflow_scripts.store.command import show_size, store_folder
 from workflow_scripts.store.levels import open_store
 from workflow_scripts.store.table import table
 from workflow_scripts.usage import disk
-from workflow_scripts.usage.record import SUFFIX, Record, read_record
+from workflow_scripts.usage.record import Record, read_records
 from workflow_scripts.usage.watch import mebibytes
 
 _LISTED_FROM = 1 << 20  # bytes that copies waste, to be worth a line
@@ -53,7 +53,7 @@ def _jobs(results: Path, built: dict[Path, Manifest], by: str, show: Print) -> I
         "when": lambda one: (one.ended,),
         "stage": lambda one: (one.stage, one.artifact, one.ended),
     }
-    records = sorted(_records(results, built), key=order[by])
+    records = sorted(read_records(results, built), key=order[by])
     if records:
         yield show([_HEADING, *map(_row, records), _totals(records)])
         yield ""
@@ -67,20 +67,6 @@ def _jobs(results: Path, built: dict[Path, Manifest], by: str, show: Print) -> I
     if silent:
         shown = ", ".join(silent[:_SHOWN]) + (", ..." if len(silent) > _SHOWN else "")
         yield f"no figures of {len(silent)}, which came from the store or an older build: {shown}"
-
-
-def _records(results: Path, built: dict[Path, Manifest]) -> Iterator[Record]:
-    """The record of how each result was built, and of the last try at each that is not there."""
-    keys = {content.ingredients.key for content in built.values()}
-    logs = results / "logs"
-    for path in sorted(logs.rglob(f"*{SUFFIX}")):
-        record = read_record(path)
-        if record is None:
-            continue
-        name = path.relative_to(logs).as_posix().removesuffix(SUFFIX)
-        tree = results / ("release" if name == "release/release" else name)
-        if record.key in keys or (record.failed and manifest_path(tree) not in built):
-            yield record
 
 
 def _row(record: Record) -> tuple[str, ...]:

@@ -7,10 +7,12 @@ it is, and one of another key than the result's manifest tells nothing about it.
 import json
 import os
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from workflow_scripts.files import write_json
+from workflow_scripts.manifest import Manifest, manifest_path
 from workflow_scripts.usage.processes import how_measured
 from workflow_scripts.usage.watch import Figures
 
@@ -68,3 +70,20 @@ def read_record(path: Path) -> Record | None:
         return Record(*(raw[name] for name in ("stage", "artifact", "key", "size", "ended")), figures)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def read_records(results: Path, built: Mapping[Path, Manifest]) -> Iterator[Record]:
+    """The record of how each result of a model was built, and of the last try at each that is not there.
+
+    `built` has the path and content of every manifest of the results, see `disk.manifests`.
+    """
+    keys = {content.ingredients.key for content in built.values()}
+    logs = results / "logs"
+    for path in sorted(logs.rglob(f"*{SUFFIX}")):
+        record = read_record(path)
+        if record is None:
+            continue
+        name = path.relative_to(logs).as_posix().removesuffix(SUFFIX)
+        tree = results / ("release" if name == "release/release" else name)
+        if record.key in keys or (record.failed and manifest_path(tree) not in built):
+            yield record

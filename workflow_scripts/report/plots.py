@@ -1,0 +1,225 @@
+"""The report's figures: narrow and tall, with one column of panels, so that they can be read on a phone.
+
+Colours are Okabe and Ito's (2008), which the colour-blind can tell apart. A figure without anything to show says so.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+
+from workflow_scripts.gates.verdict import FOUND_BYTES, PREDICTED_BYTES
+from workflow_scripts.quantize.recipes import RECIPES
+from workflow_scripts.report.facts import Facts, Gate
+from workflow_scripts.report.summary import shorten, stage_rows
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_BOUND = {"color": "#D55E00", "linestyle": "--", "linewidth": 1.2}
+_WIDTH = 4.4  # inches: at a phone's 390 pixels the text has some 11 of them
+_STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "svg.fonttype": "none",
+}
+
+
+@contextmanager
+def _panels(path: Path, title: str, heights: Sequence[float]) -> Iterator[list[Axes]]:
+    """One panel of each height in inches, one below the other; written to `path` at the end."""
+    with plt.rc_context(_STYLE):
+        figure, axes = plt.subplots(
+            len(heights),
+            1,
+            figsize=(_WIDTH, sum(heights) + 0.5),
+            height_ratios=heights,
+            squeeze=False,
+            layout="constrained",
+        )
+        figure.suptitle(title, fontsize=10.5, fontweight="bold")
+        yield list(axes[:, 0])
+        figure.savefig(path)
+        plt.close(figure)
+
+
+def _nothing(path: Path, title: str, why: str) -> None:
+    with _panels(path, title, [0.8]) as (axes,):
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, why, ha="center", va="center", wrap=True)
+
+
+def _bars(axes: Axes, labels: Sequence[str], values: Sequence[float], text: Callable[[float], str]) -> None:
+    """Horizontal bars from top to bottom, each with its figure."""
+    places = np.arange(len(labels))
+    bars = axes.barh(places, values, color=COLOURS[0], height=0.7)
+    axes.bar_label(bars, [text(value) for value in values], padding=3, fontsize=8)
+    axes.set_yticks(places, [shorten(label, 30) for label in labels])
+    axes.invert_yaxis()
+    axes.margins(x=0.22)
+
+
+def sizes(facts: Facts, path: Path) -> None:
+    """Stored bytes of each bundle, and a mark where the recipe predicted them."""
+    title = "Bytes of constants against prediction"
+    found = [
+        (gate.target, gate.measured[FOUND_BYTES] / 1e6, gate.measured[PREDICTED_BYTES] / 1e6)
+        for gate in facts.gates
+        if gate.gate == "structure" and FOUND_BYTES in gate.measured
+    ]
+    if not found:
+        _nothing(path, title, "no bundle in this release")
+        return
+    with _panels(path, title, [0.27 * len(found) + 0.6]) as (axes,):
+        names = [
+            name.removeprefix(f"{facts.release['slug']}_").removesuffix(".aimodel") for name, *_ in found
+        ]
+        _bars(axes, names, [size for _, size, _ in found], lambda value: f"{value:,.2f}")
+        places = np.arange(len(found))
+        axes.plot([p for *_, p in found], places, "|", color=COLOURS[1], markersize=14, label="predicted")
+        axes.set_xlabel("MB (1e6 bytes)")
+        axes.legend(loc="lower right")
+
+
+def margins(facts: Facts, path: Path) -> None:
+    """Of every figure with a bound the share of the bound that it used."""
+    title = "How much of each bound was used"
+    kinds: dict[str, list[float]] = {}
+    for gate in facts.gates:
+        used = [check.used for check in gate.checks if check.used is not None]
+        kinds.setdefault(gate.gate, []).extend(used)
+    kinds = {kind: used for kind, used in kinds.items() if used}
+    if not kinds:
+        _nothing(path, title, "no gate of this release has a figure with a bound")
+        return
+    with _panels(path, title, [0.33 * len(kinds) + 0.7]) as (axes,):
+        for place, used in enumerate(kinds.values()):
+            shares = np.clip(used, 1e-4, 10)
+            spread = np.linspace(-0.25, 0.25, len(shares)) if len(shares) > 1 else [0.0]
+            axes.plot(shares, place + np.array(spread), "o", color=COLOURS[0], markersize=3.5, alpha=0.6)
+        axes.axvline(1.0, **_BOUND)
+        axes.annotate("bound", (1.0, 1.01), xycoords=("data", "axes fraction"), ha="center", fontsize=8)
+        axes.set_yticks(range(len(kinds)), [f"{kind} ({len(used)})" for kind, used in kinds.items()])
+        axes.invert_yaxis()
+        axes.set_xscale("log")
+        axes.set_xlim(0.8e-4, 3)
+        axes.set_xlabel("found / bound (1e-4 and less at the left edge)")
+
+
+def errors(facts: Facts, path: Path) -> None:
+    """The largest logit error of every position, bundle by bundle, with its bound."""
+    title = "Logit error by position"
+    bundles = [
+        (gate, found)
+        for gate in facts.gates
+        if gate.gate == "numbers" and (found := {n: s for n, s in gate.series.items() if "logits" in n})
+    ]
+    _series(facts, path, title, bundles, "largest |error|", "no bundle has logits by position")
+
+
+def divergences(facts: Facts, path: Path) -> None:
+    """KL divergence from the original at every position of the long run, folder by folder."""
+    title = "KL divergence over the long run"
+    folders = [
+        (gate, found)
+        for gate in facts.gates
+        if gate.gate == "long_run" and (found := {n: s for n, s in gate.series.items() if "KL" in n})
+    ]
+    _series(facts, path, title, folders, "nats", "no long run in this release")
+
+
+def _series(
+    facts: Facts,
+    path: Path,
+    title: str,
+    gates: Sequence[tuple[Gate, dict[str, list[float]]]],
+    unit: str,
+    nothing: str,
+) -> None:
+    if not gates:
+        _nothing(path, title, nothing)
+        return
+    with _panels(path, title, [1.25] * len(gates)) as panels:
+        for axes, (gate, series) in zip(panels, gates, strict=True):
+            name = gate.target.rpartition("/")[2].removeprefix(f"{facts.release['slug']}_")
+            axes.set_title(name.removesuffix(".aimodel"), loc="left")
+            for colour, (series_name, values) in zip(COLOURS * 3, series.items(), strict=False):
+                points = np.maximum(np.array([np.nan if v is None else v for v in values]), 1e-9)
+                axes.plot(points, ".-", color=colour, linewidth=0.8, markersize=3, label=series_name[:28])
+            bounds = [b for n, b in gate.bounds.items() if n in series or ("KL" in n and unit == "nats")]
+            for bound in sorted({min(bounds), max(bounds)}) if bounds else []:
+                axes.axhline(bound, **_BOUND)
+            axes.set_yscale("log")
+            axes.set_ylabel(unit)
+        panels[-1].set_xlabel("position (dashed: bound; of the mean for KL)")
+
+
+def signal(facts: Facts, path: Path) -> None:
+    """Least signal-to-noise ratio of a matrix in each layer, recipe by recipe; dashed where a recipe refuses it."""
+    title = "Signal to noise of the weights by layer"
+    curves = {recipe: found for recipe, report in facts.quality.items() if (found := _by_layer(report))}
+    if not curves:
+        _nothing(path, title, "no recipe with noise in this release")
+        return
+    with _panels(path, title, [1.4] * len(curves)) as panels:
+        for axes, (recipe, layers) in zip(panels, curves.items(), strict=True):
+            axes.set_title(recipe, loc="left")
+            for colour, (kind, points) in zip(COLOURS, sorted(layers.items()), strict=False):
+                axes.plot(
+                    *zip(*sorted(points.items()), strict=True), "o-", color=colour, markersize=3, label=kind
+                )
+            if recipe in RECIPES:
+                floors = {e.snr_floor_db for kind, e in RECIPES[recipe].encodings.items() if kind in layers}
+                for floor in floors:
+                    axes.axhline(floor, **_BOUND)
+            axes.set_ylabel("dB")
+            axes.legend(loc="best", ncols=2)
+        panels[-1].set_xlabel("layer")
+
+
+def _by_layer(report: dict) -> dict[str, dict[int, float]]:
+    """Kind of matrix -> layer -> least SNR; tensors that are stored exactly have none."""
+    layers: dict[str, dict[int, float]] = {}
+    for name, entry in report["tensors"].items():
+        if name.startswith("layers.") and entry["snr_db"] is not None:
+            layer, kind = int(name.split(".")[1]), "mlp" if ".mlp." in name else "other"
+            known = layers.setdefault(kind, {})
+            known[layer] = min(known.get(layer, float("inf")), entry["snr_db"])
+    return layers
+
+
+def jobs(facts: Facts, path: Path) -> None:
+    """Seconds and memory by stage."""
+    title = "What the stages took on this host"
+    rows = list(stage_rows(facts))
+    if not rows:
+        _nothing(path, title, "no job ran: every result came from the store")
+        return
+    height = 0.24 * len(rows) + 0.6
+    labels = [f"{stage} ({count})" for stage, count, *_ in rows]
+    with _panels(path, title, [height, height]) as (time, memory):
+        _bars(time, labels, [seconds for *_, seconds, _ in rows], lambda value: f"{value:,.1f}")
+        time.set_xlabel("seconds of all jobs of a stage (their number behind its name)")
+        _bars(memory, labels, [peak / 2**20 for *_, peak in rows], lambda value: f"{value:,.0f}")
+        memory.set_xlabel("MiB of anonymous memory, largest job")
+
+
+PLOTS = {
+    "sizes.svg": sizes,
+    "margins.svg": margins,
+    "errors.svg": errors,
+    "divergences.svg": divergences,
+    "signal.svg": signal,
+    "jobs.svg": jobs,
+}
+"""File of the report -> what draws it."""
