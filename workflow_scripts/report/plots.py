@@ -65,7 +65,7 @@ def _bars(axes: Axes, labels: Sequence[str], values: Sequence[float], text: Call
     bars = axes.barh(places, values, color=COLOURS[0], height=0.7)
     axes.bar_label(bars, [text(value) for value in values], padding=3, fontsize=8)
     axes.set_yticks(places, [shorten(label, 30) for label in labels])
-    axes.invert_yaxis()
+    axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.margins(x=0.22)
 
 
@@ -152,7 +152,7 @@ def _series(
     with _panels(path, title, [1.25] * len(gates)) as panels:
         for axes, (gate, series) in zip(panels, gates, strict=True):
             name = gate.target.rpartition("/")[2].removeprefix(f"{facts.release['slug']}_")
-            axes.set_title(name.removesuffix(".aimodel"), loc="left")
+            axes.set_title(name.removesuffix(".aimodel") + _mean(gate), loc="left")
             for colour, (series_name, values) in zip(COLOURS * 3, series.items(), strict=False):
                 points = np.maximum(np.array([np.nan if v is None else v for v in values]), 1e-9)
                 axes.plot(points, ".-", color=colour, linewidth=0.8, markersize=3, label=series_name[:28])
@@ -162,6 +162,17 @@ def _series(
             axes.set_yscale("log")
             axes.set_ylabel(unit)
         panels[-1].set_xlabel("position (dashed: bound; of the mean for KL)")
+
+
+def _mean(gate: Gate) -> str:
+    """Of a long run the mean divergence with its interval, where it has one."""
+    names = (
+        "KL divergence, mean",
+        "KL divergence, lower end",
+        "KL divergence, upper end of its mean's 95% interval",
+    )
+    found = [value for end in names for name, value in gate.measured.items() if name.endswith(f": {end}")]
+    return ": {:.2g} ({:.2g} to {:.2g})".format(*found) if len(found) == len(names) else ""
 
 
 def signal(facts: Facts, path: Path) -> None:
@@ -209,7 +220,7 @@ def jobs(facts: Facts, path: Path) -> None:
     labels = [f"{stage} ({count})" for stage, count, *_ in rows]
     with _panels(path, title, [height, height]) as (time, memory):
         _bars(time, labels, [seconds for *_, seconds, _ in rows], lambda value: f"{value:,.1f}")
-        time.set_xlabel("seconds of all jobs of a stage (their number behind its name)")
+        time.set_xlabel("seconds, all jobs of a stage (number)")
         _bars(memory, labels, [peak / 2**20 for *_, peak in rows], lambda value: f"{value:,.0f}")
         memory.set_xlabel("MiB of anonymous memory, largest job")
 
