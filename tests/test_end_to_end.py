@@ -115,7 +115,11 @@ def test_every_required_gate_passed_and_is_on_record(release):
         path.name for path in release.glob("ios-ane/*.aimodel")
     }
     for folder in CHATS:
-        assert len(gates[f"tokens_{folder}"]["tokens"]["france"]) == 8
+        tokens = gates[f"tokens_{folder}"]
+        assert len(tokens["tokens"]["france"]) == 8
+        judged = {check["name"] for check in tokens["checks"]}
+        # The packaged tokenizer, on accents and an emoji, for everybody who types them.
+        assert {"accents: prompt ids", "accents: text", "accents: tokens"} <= judged
     for folder in (*KERNELS, *PIPELINED):
         assert len(gates[f"long_run_{folder}"]["tokens"]["long"]) == 256
     left_out = {check["name"]: check["found"] for check in gates["tokens_ios-ane"]["checks"]}

@@ -657,6 +657,17 @@ def shift_rows(tables):
     path.write_bytes(data[width:] + data[:width])
 
 
+def zero_rows(tables):
+    """What an export that found no per-layer table ships: every answer is made of padding."""
+    np.memmap(tables / "embed_per_layer.i8", np.int8, "r+")[:] = 0
+
+
+def rows_of_another_checkpoint(tables):
+    """Of the same shape, and with rows as long: only the values tell."""
+    rows = np.memmap(tables / "embed_per_layer.i8", np.int8, "r+")
+    rows[:] = np.random.default_rng(0).permutation(rows)
+
+
 def one_step(tables):
     rows = np.memmap(tables / "embed_tokens.i8", np.int8, "r+")
     rows[5] += 1 if rows[5] < 127 else -1
@@ -693,6 +704,8 @@ STEPS, ULP = "error beyond one ulp, in steps of its row", "error of a scale, in 
     [
         (nothing, {}),
         (shift_rows, {f"{PER_LAYER}: {STEPS}": "row"}),
+        (zero_rows, {f"{PER_LAYER}: {STEPS}": "row"}),
+        (rows_of_another_checkpoint, {f"{PER_LAYER}: {STEPS}": "row"}),
         (one_step, {f"{EMBED}: {STEPS}": "row 0"}),
         (huge_scales, {f"{EMBED}: {ULP}": "row"}),
         (no_scale, {f"{EMBED}: {ULP}": "nan at row 7", f"{EMBED}: {STEPS}": "nan at row 7"}),

@@ -288,6 +288,17 @@ def shift_rows(tables):
         stored[:] = np.roll(stored, 1, axis=0)
 
 
+def zero_values(tables):
+    np.memmap(tables / "embed_per_layer.i4", np.uint8, "r+")[:] = 0x88
+
+
+def values_of_another_checkpoint(tables):
+    """Of the same shape: only the values tell."""
+    for file, dtype in (("embed_per_layer.i4", np.uint8), ("embed_per_layer.step.f16", np.float16)):
+        stored = np.memmap(tables / file, dtype, "r+")
+        stored[:] = np.random.default_rng(0).permutation(stored)
+
+
 def swap_nibbles(tables):
     codes = np.memmap(tables / "embed_tokens.i4", np.uint8, "r+")
     codes[:] = (codes >> 4) | (codes << 4)
@@ -343,6 +354,11 @@ BEYOND, SHARE = "error beyond the rounding of weight and step", "share of weight
     [
         (nothing, {}),
         (shift_rows, {f"{PER_LAYER}: {BEYOND}": "row", f"{PER_LAYER}: {SHARE}": "0."}),
+        (zero_values, {f"{PER_LAYER}: {BEYOND}": "row", f"{PER_LAYER}: {SHARE}": "0."}),
+        (
+            values_of_another_checkpoint,
+            {f"{PER_LAYER}: {BEYOND}": "row", f"{PER_LAYER}: {SHARE}": "0."},
+        ),
         (swap_nibbles, {f"{EMBED}: {BEYOND}": "row", f"{EMBED}: {SHARE}": "0."}),
         (one_level, {f"{EMBED}: {BEYOND}": "row 5"}),
         (other_step, {f"{PER_LAYER}: {BEYOND}": "row 7"}),

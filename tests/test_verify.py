@@ -17,6 +17,7 @@ from hypothesis import given as examples
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from tests.conftest import ordinary_user
 from workflow_scripts.closure import ROOT
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import canonical_json, sha256_text
@@ -158,19 +159,6 @@ def test_what_is_no_regular_file_is_never_opened(release: Path) -> None:
     assert problems(release) == {"README.md": "not a regular file"}
 
 
-@contextmanager
-def ordinary_user() -> Iterator[None]:
-    """Root may read everything: become somebody else for a while."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
-
-
 def test_what_cannot_be_read_is_named(built: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
@@ -191,6 +179,20 @@ def test_what_cannot_be_read_is_named(built: Path) -> None:
     assert closed == dict.fromkeys(["README.md", "macos/tiny_core.aimodel"], reason)
     inside = ["macos/tiny_core.aimodel/main.mlirb", "macos/tiny_core.aimodel/metadata.json"]
     assert listable == dict.fromkeys(["README.md", *inside], reason)
+
+
+def test_a_release_that_may_only_be_read_is_verified(built: Path) -> None:
+    """On a disk that was mounted for reading, or of another user: nothing is written beside it."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        release = Path(shutil.copytree(built, Path(place) / "release"))
+        for path in [release, *release.rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        with ordinary_user():
+            found = problems(release)
+        for path in [release, *release.rglob("*")]:
+            path.chmod(0o755)
+    assert found == {}
 
 
 def test_a_folder_that_is_no_release_is_refused(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ from workflow_scripts.quantize.weights import Weights
 _aten = torch.ops.aten
 _EPS = 1e-6
 _LARGEST_HALF = 65504.0
-# Roundings: division by the scale and the norm, with one to spare; split, also of difference, square, mean, sum, root.
+# In units of u: the division by the scale, the norm's result, and the root mean square of what had been divided, which
+# is off by at most one. Split, also difference, square, mean, sum and root: their roundings may all be of one sign.
 _NORM_BOUND = {"one operator": 3 * 2.0**-11, "split": 8 * 2.0**-11}
 _SIZES = (256, 512, 1536, 2560)  # of the heads and hidden states of E2B and E4B
 _RMS = (0.02, 0.7, 30.0, 300.0, 1500.0)  # from a small head to beyond where the mean square fits into float16

@@ -24,12 +24,16 @@ from workflow_scripts.model.signature import COMPUTE_DTYPES
 from workflow_scripts.quantize.weights import Matrix, Weights
 from workflow_scripts.tables.raw import RawTables
 
-# One float16 rounding of the output, and the float32 sum behind it.
-_FRONTEND_RELATIVE = {"fp16": 2.0**-10, "fp32": 0.0}
+# A float16 output is rounded once, to the nearest. Behind it is a float32 sum of hidden_size products that a norm
+# brings to size 1: six standard deviations of `bounds`, with 2^-24 for u, are 5.7e-6 for E2B's 1536 and 7.4e-6 for E4B's
+# 2560.
+_FRONTEND_RELATIVE = {"fp16": bounds.FP16_ROUNDOFF, "fp32": 0.0}
 _FRONTEND_ABSOLUTE = 1e-5
 CORE_ERRORS = {"hostcache_core": bounds.core_error, "hostcache_metal": bounds.metal_core_error}
 """Graph form of a core -> relative error of its hidden state in float16."""
-_CLEAR_CHOICES = 8  # positions at which an argmax head must be judged, as many as the published bundles were
+# Positions at which an argmax head must be judged, as many as the published bundles were: fewer are no evidence, and a
+# dialogue has no more than its length.
+_CLEAR_CHOICES = 8
 
 
 @dataclass(frozen=True)
@@ -224,7 +228,10 @@ def compare_partials(
     verdict.check(title, not len(wrong), text, where)
     top = np.partition(tiles, -2, axis=2)
     clear = (top[..., -1] - top[..., -2] > 2 * bound).sum(axis=1)
-    verdict.at_least(f"{name}: tiles with a clear choice, at every position", float(clear.min()), 1)
+    # Scores of a tile are further apart than 2 * bound (a 1e-4 of their spread) but in a few, or where rows are equal,
+    # as those of unused ids may be: where that is half of all, the ids are no evidence.
+    title = f"{name}: tiles with a clear choice, at every position"
+    verdict.at_least(title, float(clear.min()), tiles.shape[1] / 2)
 
 
 def compare_choice(

@@ -29,7 +29,10 @@ from workflow_scripts.progress import track
 _ROOT = Path(__file__).parents[2]
 _METADATA = "metadata.json"
 _FILES = ["main.hash", "main.mlirb", _METADATA]
-_SIZE_TOLERANCE = 0.02
+# Both predictions are exact: measured 0 for every bundle. What may differ are small constants that are no weights, such
+# as the rotary frequencies (1 KB). A tool that leaves one matrix in float16 adds more: E2B's smallest is 0.15% of the
+# matrices of its kind, and adds as much beside 8 bits, 0.4% beside 4.
+_SIZE_TOLERANCE = 0.001
 # A constant that escaped content naming is called by a random number.
 _RANDOM_NAME = re.compile(rb"resource_[0-9]{8,}")
 _MACHINE_PATH = re.compile(rb"/(?:home|root|tmp|Users|private|var|opt|work|mnt)/[\w.-]+|site-packages")
@@ -141,7 +144,7 @@ def _check_width(
         size += unclaimed
     found = 8 * size / width.weights
     passed = abs(found / width.bits - 1) <= _SIZE_TOLERANCE
-    verdict.check(f"{kind}: bits per weight", passed, f"{width.bits:.4f} within 2%", f"{found:.4f}")
+    verdict.check(f"{kind}: bits per weight", passed, f"{width.bits:.4f} within {_SIZE_TOLERANCE:.1%}", f"{found:.4f}")
 
 
 def text_of(data: mmap.mmap, constants: list[Constant]) -> bytes:

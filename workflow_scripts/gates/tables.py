@@ -31,8 +31,9 @@ def _check_rows(
 ) -> None:
     """Per row: the scale is the largest weight / 127, and no weight is further off than half a step.
 
-    Without the first, huge scales would make huge errors right. One float32 ulp is allowed to either: of the scale,
-    and of the row's largest weight, since the quotient that was rounded to an integer had itself been rounded.
+    Without the first, huge scales would make huge errors right. A scale is one float32 division, which is right to half
+    an ulp. A weight may be off by half a step, and by one ulp of the row's largest weight, since the quotient that was
+    rounded to an integer had itself been rounded: up to 127, by 2^-18, which times the step is 1.008 of half that ulp.
     """
 
     def excess(block: slice) -> tuple[np.ndarray, np.ndarray]:
@@ -44,7 +45,7 @@ def _check_rows(
 
     scales, errors = row_figures(excess, rows.shape)
     value, where = worst(scales)
-    verdict.at_most(f"{name}: error of a scale, in ulp", value, 1.0, where)
+    verdict.at_most(f"{name}: error of a scale, in ulp", value, 0.5, where)
     value, where = worst(errors)
     verdict.at_most(f"{name}: error beyond one ulp, in steps of its row", value, 0.5, where)
 

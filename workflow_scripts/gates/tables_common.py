@@ -11,7 +11,7 @@ from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.progress import track
 from workflow_scripts.tables.dump import Tables
 
-_FACTOR_TOLERANCE = 1e-12  # square roots in float64
+_FACTOR_TOLERANCE = 1e-15  # powers in float64, however computed: four roundings of 2^-53 are 4.4e-16
 
 RowFigures = Callable[[slice], tuple[np.ndarray, ...]]
 """A block of rows -> figures [rows] of one kind each."""

@@ -11,8 +11,9 @@ bfloat16: |k s - w| <= half a unit of w's last place, which is 2^-8 of the power
     |k t - w| <= half a unit of w + |k| r.
 
 A wrong level moves a value by t, of which the bound is 1/28 at most. Most weights do not need r: a share of 95% must be
-had back to the bit by rounding k t to bfloat16 (a public re-packing of E2B's checkpoint with the nearest float16 steps
-has 96.84% back).
+had back to the bit by rounding k t to bfloat16. The nearest float16 step is off by 2^-12 of itself on average, bfloat16
+numbers are 2^-7 of theirs apart, so a share of 2^-5 is lost, and 96.9% are had back (a public re-packing of E2B's
+checkpoint has 96.84%); six standard deviations over the tiny model's 3072 blocks are 1.9%.
 """
 
 import numpy as np

@@ -7,6 +7,9 @@ Every encoding has a floor: a tensor whose signal-to-noise ratio falls below its
 since no later gate could name it. This catches weights that float16 cannot resolve: below 6e-5 its numbers are 6e-8
 apart, so normal weights of standard deviation 1e-6 keep only 35 dB in any float16 storage, and 1e-7 only 15 dB
 (measured).
+
+A floor of codes lies about one bit (6 dB) below what was measured of the heaviest tails, Student's t with 3 degrees of
+freedom: so a tensor that lost more than a bit of its codes is refused, and no trained one should be.
 """
 
 import difflib
@@ -85,7 +88,8 @@ PALETTE4 = PaletteEncoding(bits=4, group_size=32, tolerance=0.0, snr_floor_db=10
 LINEAR4 = LinearEncoding(bits=4, block_size=32, scheme="clipping", snr_floor_db=10.0)
 LINEAR4_SYMMETRIC = LinearEncoding(bits=4, block_size=32, scheme="symmetric", snr_floor_db=10.0)
 LINEAR8 = LinearEncoding(bits=8, block_size=32, scheme="clipping", snr_floor_db=36.0)
-# What is lost is the rounding of the checkpoint's own numbers: 2^-8 of each at most, which is 48 dB.
+# What is lost is the rounding of the checkpoint's own numbers, 2^-8 of each at most, and that of a step to float16,
+# 2^-11: 47 dB. Three more are for steps below 2^-14, which float16 rounds more coarsely.
 QAT4 = LinearEncoding(bits=4, block_size=32, scheme="qat", snr_floor_db=44.0)
 
 RECIPES: dict[str, Recipe] = {
