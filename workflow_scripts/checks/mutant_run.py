@@ -50,7 +50,7 @@ class Base:
 
 
 def build_base(home: Path, mutants: Iterable[Mutant], jobs: int) -> Base:
-    """Copy the project and build all that the mutants will ask for. Raises UserError where a gate fails without them."""
+    """Copy the project and build all that the mutants will ask for. Raises UserError where that fails."""
     base, targets = Base(home), {}
     for mutant in mutants:
         targets.setdefault(mutant.config, set()).update(_results(mutant))
