@@ -139,8 +139,8 @@ def _failed_gates(results: Path) -> Iterator[Failure]:
 
 def _made_again(lines: Iterable[str]) -> Iterator[Failure]:
     for match in filter(None, map(_MADE_AGAIN.fullmatch, lines)):
-        name = match[1].partition("/")[2].partition("/")[2]
-        yield Failure(NEXT_RUN, re.split(r"[: ]", name)[0], match[1])
+        _, _, stage, artifact, *_ = re.split("[/ ]", match[1])  # results, the model
+        yield Failure(NEXT_RUN, f"{stage}/{artifact}", match[1])
 
 
 def _verify(project: Path, results: Path) -> list[Failure]:

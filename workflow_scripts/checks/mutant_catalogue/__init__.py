@@ -1,10 +1,15 @@
 """The catalogue of `make mutants`: single faults by layer, each with the gate that must catch it."""
 
-from workflow_scripts.checks.mutant_catalogue import model
+from workflow_scripts.checks.mutant_catalogue import export, kernels, model, packaging, quantization, tables
 from workflow_scripts.checks.mutant_catalogue.mutant import Mutant
 
 LAYERS: dict[str, tuple[Mutant, ...]] = {
     "model": model.MUTANTS,
+    "quantization": quantization.MUTANTS,
+    "tables": tables.MUTANTS,
+    "export": export.MUTANTS,
+    "kernels": kernels.MUTANTS,
+    "packaging": packaging.MUTANTS,
 }
 """Layer -> its mutants; names are unique over all layers."""
 
