@@ -7,7 +7,6 @@ _FRONTEND = "gemma4_tiny_frontend_int8.aimodel"
 _HEAD = "gemma4_tiny_fp16_head.aimodel"
 _CHUNK2 = "gemma4_tiny_hostcache_chunk2_int8.aimodel"
 _DECODE = "gemma4_tiny_decode_int4lin.aimodel"
-_DECODE_RING = "gemma4_tiny_decode_int4lin_tbl_ring.aimodel"
 _RING = "gemma4_tiny_ring_L10_fp32.aimodel"
 
 
@@ -58,14 +57,15 @@ MUTANTS = (
         "logits against the oracle",
     ),
     _fault(
-        "unified_column",
-        "a whole decoder sees its kv_cache one column off",
+        "own_column_unseen",
+        "a whole decoder reads its kv_cache before it writes the current column",
         "numbers",
         _DECODE,
         "model/kv_state.py",
-        "seen.append(cache[slot][..., :head_dim] if missing else cache[slot])",
-        "held = torch.roll(cache[slot], 1, 2)\n"
-        "            seen.append(held[..., :head_dim] if missing else held)",
+        "cache[slot : slot + 1, :, :, self._count - 1 : self._count] = wide[None]\n"
+        "            seen.append(cache[slot][..., :head_dim] if missing else cache[slot])",
+        "seen.append(cache[slot][..., :head_dim] if missing else cache[slot])\n"
+        "            cache[slot : slot + 1, :, :, self._count - 1 : self._count] = wide[None]",
         "logits against the decode reference",
     ),
     _fault(
@@ -86,7 +86,7 @@ MUTANTS = (
         "model/chunks.py",
         'return {"kind": "cache", "cache": cache, "slots": chunk.slots[kind]}\n    producer',
         'return {"kind": "cache", "cache": cache, "slots": chunk.slots[kind][::-1]}\n    producer',
-        "hidden",
+        "hidden state of the chain",
     ),
     _fault(
         "chunk_producer",
@@ -96,7 +96,7 @@ MUTANTS = (
         "model/chunks.py",
         '"slot": producer.slot,',
         '"slot": 0,',
-        "hidden",
+        "hidden state of the chain",
     ),
     _fault(
         "chunk_window",
@@ -230,15 +230,5 @@ MUTANTS = (
         "new[:, :, :, : min(64, old.shape[3])] = old[:, :, :, :64]",
         "tokens",
         alone=True,
-    ),
-    _fault(
-        "two_capacities_mixed",
-        "the second function of a ring has the first one's capacity",
-        "structure",
-        _DECODE_RING,
-        "stages/export_decode_ring.py",
-        "Function(name, DecodeRing(model, capacity), spec)",
-        "Function(name, DecodeRing(model, capacities[-1]), spec)",
-        "interface",
     ),
 )
