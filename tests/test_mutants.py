@@ -103,8 +103,8 @@ RIGHT = Failure("numbers", "core", "france: logits: expected <= 1, found 2")
 OTHER = Failure("structure", "core", "interface: expected 3, found 4")
 
 
-def word(mutant, failures, crashes=(), ships_without=None):
-    return judge(mutant, Outcome("m", 1.0, tuple(failures), tuple(crashes), ships_without)).word
+def word(mutant, failures, crashes=(), refusal=""):
+    return judge(mutant, Outcome("m", 1.0, tuple(failures), tuple(crashes), refusal)).word
 
 
 def test_caught_is_what_its_gate_fails_over_its_target_for_its_reason():
@@ -121,9 +121,9 @@ def test_a_crash_of_a_stage_catches_nothing():
 
 
 def test_a_gate_catches_alone_where_nothing_else_failed_and_the_release_ships_without_it():
-    assert word(ALONE, [RIGHT], ships_without=True) == CAUGHT
-    assert word(ALONE, [RIGHT, OTHER], ships_without=True) == NOT_ALONE
-    assert word(ALONE, [RIGHT], ships_without=False) == NOT_ALONE
+    assert word(ALONE, [RIGHT]) == CAUGHT
+    assert word(ALONE, [RIGHT, OTHER]) == NOT_ALONE
+    assert word(ALONE, [RIGHT], refusal="gate tokens failed") == NOT_ALONE
 
 
 def test_the_run_passes_only_where_all_are_caught_and_every_gate_is_the_only_one_for_some():

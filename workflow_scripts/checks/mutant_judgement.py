@@ -23,15 +23,14 @@ class Failure:
 class Outcome:
     """One mutant's run. `crashes` are internal errors: the fault is no fault of a model, but of a program.
 
-    `ships_without` is whether, with the mutant's gate taken out of the required ones, the release was made and
-    verified; None where it was not tried.
+    `refusal` is why, with the mutant's gate taken out of the required ones, the release was not made or not verified.
     """
 
     mutant: str
     seconds: float
     failures: tuple[Failure, ...]
     crashes: tuple[str, ...] = ()
-    ships_without: bool | None = None
+    refusal: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ def judge(mutant: Mutant, outcome: Outcome) -> Judgement:
         return Judgement(OTHER_REASON, named[0].reason)
     if mutant.alone and others:
         return Judgement(NOT_ALONE, f"{', '.join(others)} failed, too")
-    if mutant.alone and outcome.ships_without is False:
-        return Judgement(NOT_ALONE, "the release is refused without this gate, too")
+    if mutant.alone and outcome.refusal:
+        return Judgement(NOT_ALONE, f"the release is refused without this gate, too: {outcome.refusal}")
     return Judgement(CAUGHT, named[0].reason)
 
 

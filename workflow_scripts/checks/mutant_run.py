@@ -78,8 +78,8 @@ def run_mutant(base: Base, mutant: Mutant) -> Outcome:
             failures, crashes = _verify(project, results), []
         else:
             failures, crashes = _build(base, mutant, project, results)
-        ships = _ships_without(base, mutant, project, results) if mutant.alone and not crashes else None
-        return Outcome(mutant.name, time.monotonic() - start, tuple(failures), tuple(crashes), ships)
+        refusal = _refusal(base, mutant, project, results) if mutant.alone and not crashes else ""
+        return Outcome(mutant.name, time.monotonic() - start, tuple(failures), tuple(crashes), refusal)
 
 
 def apply(edit: Edit, project: Path) -> None:
@@ -149,18 +149,22 @@ def _verify(project: Path, results: Path) -> list[Failure]:
     return [Failure(VERIFY, "release", done.stdout + done.stderr)] if done.returncode else []
 
 
-def _ships_without(base: Base, mutant: Mutant, project: Path, results: Path) -> bool:
-    """Whether the release is made and verified once the mutant's gate is none of the required ones."""
+def _refusal(base: Base, mutant: Mutant, project: Path, results: Path) -> str:
+    """Why no release is made and verified once the mutant's gate is none of the required ones; empty where one is."""
     config = read_config([ROOT / mutant.config] if mutant.config != TINY else [])
     left = [gate for gate in config.gates.required if gate != mutant.caught_by]
     overlay = project / "without.yaml"
     overlay.write_text(yaml.safe_dump({"gates": {"required": left}}), encoding="utf-8")
     arguments = [*(_config(mutant.config) or ["--configfile"]), overlay.name]
+    lines: list[str] = []
     try:
-        build(project, "release", "--cores", "1", *arguments, environment=base.environment)
+        build(
+            project, "release", "--cores", "1", *arguments, environment=base.environment, on_line=lines.append
+        )
     except UserError:
-        return False
-    return not _verify(project, results)
+        said = [match[0] for match in map(_SAID.search, lines) if match]
+        return " | ".join(said or lines[-_TAIL:])
+    return " | ".join(failure.reason for failure in _verify(project, results))
 
 
 def _plain_environment() -> dict[str, str]:

@@ -107,6 +107,8 @@ def _outcomes(base: Base, mutants: Sequence[Mutant], jobs: int) -> Iterator[tupl
                 flush=True,
             )
             yield outcome.mutant, outcome
+        pool.close()
+        pool.join()
 
 
 def _run(base: Base, name: str) -> Outcome:
