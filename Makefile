@@ -27,6 +27,7 @@ help:
 	@echo "make lint         ruff, snakefmt, snakemake --lint"
 	@echo "make reproduce    two clean builds under different settings give the same bytes (minutes)"
 	@echo "make bench        what the Metal kernels read; quantizer, tables, saving and gates beside baselines; what a rebuild costs (minutes)"
+	@echo "make mutants      would the gates notice? single faults, each in a copy of the project (minutes) [MUTANTS=\"--layer model\"]"
 	@echo "make doctor       what works on this host and what will not"
 	@echo "make environment  the pinned packages in $(ENV)"
 	@echo "make clean        delete everything built (results/) and all caches; $(ENV) stays"
@@ -55,6 +56,10 @@ reproduce: environment
 
 bench: environment
 	@$(RUN) -m workflow_scripts.checks.bench
+
+.PHONY: mutants
+mutants: environment
+	@$(RUN) -m workflow_scripts.checks.mutants $(MUTANTS)
 
 .PHONY: doctor
 doctor: environment

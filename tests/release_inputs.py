@@ -102,8 +102,14 @@ def tables(root: Path, checkpoint_digest: str, made_from: str = CHECKPOINT_DIGES
     return result(root, "tables", "gather_raw", files, {"checkpoint": checkpoint_digest})
 
 
-def gate(root: Path, name: str, verdict: str = "pass", reason: str | None = None) -> Path:
-    """A gate result."""
+def gate(
+    root: Path,
+    name: str,
+    verdict: str = "pass",
+    reason: str | None = None,
+    inputs: dict[str, str] | None = None,
+) -> Path:
+    """A gate result; `inputs` are the digests of what it judged."""
     record = {
         "gate": name,
         "target": "tiny_core.aimodel",
@@ -117,7 +123,7 @@ def gate(root: Path, name: str, verdict: str = "pass", reason: str | None = None
         "verdict.json": canonical_json(record),
         "measured.json": canonical_json({"max_abs_error": 3.25e-05}),
     }
-    return result(root, "gate", name, files)
+    return result(root, "gate", name, files, inputs)
 
 
 def package_params(**changes: Any) -> dict[str, Any]:

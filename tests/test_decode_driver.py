@@ -218,7 +218,19 @@ def test_tables_of_another_checkpoint_are_refused(form, copies):
             "decode_ring",
             "gemma4_plan.json",
             lambda plan: plan.update(context=70),
-            f"plan says context 70, its decoder was exported for {CONTEXT - 1}",
+            rf"metadata\.json has max_context_length {CONTEXT - 1}, its plan says 70",
+        ),
+        (
+            "decode",
+            "metadata.json",
+            lambda metadata: metadata["language"].update(stop_token_ids=[1]),
+            r"metadata\.json has stop_token_ids \[1\], its plan says \[1, \d+\]",
+        ),
+        (
+            "decode_tbl",
+            "tokenizer/tokenizer_config.json",
+            lambda config: config.update(eos_token="<eos>"),
+            r"tokenizer_config\.json has the eos_token <eos>, but a turn ends with <turn\|>",
         ),
         (
             "decode_tbl",

@@ -19,7 +19,7 @@ from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.manifest import manifest_path, read_manifest, tree_path
 from workflow_scripts.release import seal
 from workflow_scripts.release.gate_results import not_run
-from workflow_scripts.release.package import read_text_config
+from workflow_scripts.release.package import describe, read_text_config
 from workflow_scripts.release.plan import Plan
 from workflow_scripts.release.readme import human_size
 from workflow_scripts.release.tokenizer import ChatTokenizer
@@ -449,6 +449,37 @@ def test_one_name_with_two_contents_is_refused(tmp_path: Path, ready: dict[str, 
     ready["folder_ios"] = given.build_package(tmp_path, inputs, params)
     with pytest.raises(UserError, match=r"`tiny_core\.aimodel` is published with two contents"):
         release(tmp_path, ready, folders=["ios", "macos"])
+
+
+def test_a_bundle_that_is_not_what_provenance_says_is_refused(
+    tmp_path: Path, ready: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By these digests gates are known to have judged what is published."""
+    monkeypatch.setattr(
+        "workflow_scripts.release.package.describe",
+        lambda manifest: describe(manifest) | {"digest": "ab" * 32},
+    )
+    params = given.package_params(folder="ios", tables=[])
+    inputs = given.package_inputs(tmp_path / "ios")
+    del inputs["tables_0"]
+    ready["folder_ios"] = given.build_package(tmp_path, inputs, params)
+    with pytest.raises(
+        UserError, match=r"`ios/tiny_core\.aimodel` is not the result that provenance\.json names"
+    ):
+        release(tmp_path, ready, folders=["ios", "macos"])
+
+
+def test_a_bundle_that_no_gate_judged_under_its_name_is_refused(
+    tmp_path: Path, ready: dict[str, Path]
+) -> None:
+    released = given.bundle(tmp_path / "judged", "core_fp16", b"core" * 50)
+    ready["gate_numbers"] = given.gate(tmp_path, "numbers", inputs={"bundle": given.digest(released)})
+    release(tmp_path, ready)
+    ready["gate_numbers"] = given.gate(tmp_path, "numbers", inputs={"bundle": "cd" * 32})
+    with pytest.raises(
+        UserError, match=r"`tiny_core\.aimodel` is published with .* but `numbers` judged cdcd"
+    ):
+        release(tmp_path, ready)
 
 
 def test_a_folder_that_needs_another_says_so(tmp_path: Path, ready: dict[str, Path], borrower: Path) -> None:

@@ -7,6 +7,7 @@ listed and checked, but are not part of the digest.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Hex sha256 over path, size, sha256 and executable bit of every file that is not host-measured."""
-        return sha256_text(canonical_json([asdict(entry) for entry in self.files if not entry.measured]))
+        return content_digest(self.files)
 
     @property
     def identity(self) -> str:
@@ -103,6 +104,11 @@ class Manifest:
             "digest": self.digest,
             "files": [asdict(entry) for entry in self.files],
         }
+
+
+def content_digest(files: Iterable[FileEntry]) -> str:
+    """What `Manifest.digest` says of a result with these files."""
+    return sha256_text(canonical_json([asdict(entry) for entry in files if not entry.measured]))
 
 
 def manifest_path(tree: Path) -> Path:

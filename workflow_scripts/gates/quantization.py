@@ -1,9 +1,10 @@
 """Gate `quantization`: how far a recipe's weights are from the checkpoint, apart from any bundle.
 
-Every tensor is compared anew with the checkpoint: it must be stored as the recipe says for its kind, with a
-signal-to-noise ratio that reaches the floor of that encoding; ratios and sizes must be what the quality report says,
-which the writer of the weights made. The recipe's reference (torch, float32, stored weights) must choose the oracle's
-token at every gated position by the margin that the oracle itself had to have.
+Every tensor is compared anew with the checkpoint: it must be stored as the recipe says for its kind, every weight with
+the code that is nearest to it, and with a signal-to-noise ratio that reaches the floor of that encoding; ratios and
+sizes must be what the quality report says, which the writer of the weights made. The recipe's reference (torch,
+float32, stored weights) must choose the oracle's token at every gated position by the margin that the oracle itself had
+to have.
 """
 
 import json
@@ -18,6 +19,7 @@ from workflow_scripts.blocks import row_blocks
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.errors import UserError
 from workflow_scripts.gates.oracle import Dialogue, Oracle
+from workflow_scripts.gates.stored_codes import beyond_code, kept_to_the_bit
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.progress import track
 from workflow_scripts.quantize.kinds import HEAD, KINDS, matrix_kind
@@ -32,6 +34,8 @@ from workflow_scripts.quantize.weights import Dense, Linear, Matrix, Palette, We
 
 # The report is rounded to 0.01 dB: half of that, and sums of squares in another order, which differ by less than 1e-9.
 _REPORT_TOLERANCE_DB = 0.005 + 1e-6
+# On the grid of the training nearly all are: a public re-packing of E2B's with the nearest float16 steps has 96.84%.
+_LEAST_KEPT = 0.95
 
 
 def gate_tensors(verdict: Verdict, checkpoint: Checkpoint, weights: Weights, recipe: Recipe) -> None:
@@ -40,7 +44,10 @@ def gate_tensors(verdict: Verdict, checkpoint: Checkpoint, weights: Weights, rec
     _check_origin(verdict, checkpoint, weights)
     _check_vectors(verdict, checkpoint, weights)
     names = [name for name, entry in weights.index.items() if entry["kind"] != "vector"]
-    figures = {name: _figures(checkpoint, weights, name) for name in track(names, "quality", len(names))}
+    figures = {
+        name: _figures(checkpoint, weights, name, recipe.encoding(name))
+        for name in track(names, "quality", len(names))
+    }
     for kind in KINDS:
         of_kind = {name: found for name, found in figures.items() if matrix_kind(name) == kind}
         if of_kind:  # a missing tensor has been named
@@ -67,17 +74,22 @@ def _check_vectors(verdict: Verdict, checkpoint: Checkpoint, weights: Weights) -
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a stored matrix: how it is stored, SNR in dB (infinite: exact), number of weights, bytes in a bundle."""
+    """Of a stored matrix: how it is stored, SNR in dB (infinite: exact), number of weights, bytes in a bundle.
+
+    `beyond` is how far the worst weight is off its code (see `stored_codes`), `kept` how many are kept to the bit.
+    """
 
     encoding: str
     snr_db: float
     parameters: int
     bytes: int
+    beyond: float
+    kept: int
 
 
-def _figures(checkpoint: Checkpoint, weights: Weights, name: str) -> Figures:
-    stored = weights.linear(name)
-    ratio, parameters = signal_to_noise(checkpoint, weights, name), math.prod(checkpoint.shape(name))
+def _figures(checkpoint: Checkpoint, weights: Weights, name: str, encoding: Encoding) -> Figures:
+    stored, parameters = weights.linear(name), math.prod(checkpoint.shape(name))
+    ratio, beyond, kept = _compared(checkpoint, stored, name, encoding)
     match stored:
         case Dense():
             text, size = stored.array.dtype.name, stored.array.nbytes
@@ -87,7 +99,7 @@ def _figures(checkpoint: Checkpoint, weights: Weights, name: str) -> Figures:
             text, size = _integers(stored.bits, stored.block_size), stored.steps.nbytes
     if not isinstance(stored, Dense):
         size += parameters * stored.bits // 8  # the artifact spends a byte on every code
-    return Figures(text, ratio, parameters, size)
+    return Figures(text, ratio, parameters, size, beyond, kept)
 
 
 def _wanted(encoding: Encoding) -> str:
@@ -108,20 +120,29 @@ def _integers(bits: int, block_size: int) -> str:
     return f"{bits}-bit integers per {block_size} columns"
 
 
-def signal_to_noise(checkpoint: Checkpoint, weights: Weights, name: str) -> float:
-    """SNR in dB of a stored matrix against the checkpoint's, in float64 and blocks of rows.
+def _compared(
+    checkpoint: Checkpoint, stored: Matrix, name: str, encoding: Encoding
+) -> tuple[float, float, int]:
+    """SNR in dB of a stored matrix against the checkpoint's, and `beyond` and `kept` of `Figures`; in blocks of rows.
 
-    Raises UserError for a code beyond its width.
+    All in float64. Raises UserError for a code beyond its width.
     """
-    stored, signal, noise = weights.linear(name), 0.0, 0.0
+    signal, noise, beyond, kept = 0.0, 0.0, [], 0
     for rows in row_blocks(checkpoint.shape(name)):
         _check_width(name, stored, rows)
         original = checkpoint.float32(name, rows).astype(np.float64)
         signal += float(np.square(original).sum())
         noise += float(np.square(original - stored.dequantize(rows)).sum())
+        beyond.append(beyond_code(stored, encoding, rows, original))
+        kept += kept_to_the_bit(stored, rows, original) if _on_grid(encoding) else 0
+    worst = float(np.max(beyond))  # the first NaN, where there is one
     if noise == 0.0:
-        return math.inf
-    return 10 * math.log10(signal / noise) if signal else -math.inf
+        return math.inf, worst, kept
+    return 10 * math.log10(signal / noise) if signal else -math.inf, worst, kept
+
+
+def _on_grid(encoding: Encoding) -> bool:
+    return isinstance(encoding, LinearEncoding) and encoding.scheme == "qat"
 
 
 def _check_width(name: str, stored: Matrix, rows: slice) -> None:
@@ -143,6 +164,13 @@ def _check_kind(verdict: Verdict, kind: str, encoding: Encoding, figures: dict[s
     if noisy:  # a tensor that is stored exactly has no noise
         worst = min(noisy, key=lambda name: (not math.isnan(noisy[name]), noisy[name]))
         verdict.at_least(f"{kind}: least SNR of a tensor, dB", noisy[worst], encoding.snr_floor_db, worst)
+    beyond = {name: found.beyond for name, found in figures.items()}
+    furthest = max(beyond, key=lambda name: (math.isnan(beyond[name]), beyond[name]))
+    verdict.at_most(f"{kind}: a weight off its code", beyond[furthest], 0.0, furthest)
+    if _on_grid(encoding):
+        shares = {name: found.kept / found.parameters for name, found in figures.items()}
+        least = min(shares, key=lambda name: shares[name])
+        verdict.at_least(f"{kind}: share of weights kept to the bit", shares[least], _LEAST_KEPT, least)
 
 
 def _check_report(verdict: Verdict, path: Path, figures: dict[str, Figures]) -> None:

@@ -8,7 +8,7 @@ on its file.
 import json
 import posixpath
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from workflow_scripts.files import (
     sha256_text,
     write_atomic,
 )
-from workflow_scripts.manifest import FileEntry, Manifest, manifest_path, read_manifest
+from workflow_scripts.manifest import FileEntry, Manifest, content_digest, manifest_path, read_manifest
 from workflow_scripts.release import readme, schema, seal, sums
 from workflow_scripts.release.catalog import catalog
 from workflow_scripts.release.compile_script import CompileJob, compile_script
@@ -70,6 +70,8 @@ def assemble(parts: Ingredients, out: Path) -> None:
     """Fill the empty folder `out` with the whole release. Raises UserError where the parts do not fit together."""
     manifests = {name: read_manifest(manifest_path(tree)) for name, tree in _trees(parts).items()}
     _check_one_checkpoint(parts, manifests)
+    _check_contents(parts, manifests)
+    _check_judged(parts, manifests)
     licence = read_licence(parts.checkpoint / "source")
     for name, tree in parts.folders.items():
         place_tree(tree, out / name)
@@ -142,6 +144,42 @@ def _check_one_checkpoint(parts: Ingredients, manifests: Mapping[str, Manifest])
             raise UserError(
                 f"{name} was made from another checkpoint than this release's: "
                 f"delete {manifest_path(_trees(parts)[name])} and run again"
+            )
+
+
+def _check_contents(parts: Ingredients, manifests: Mapping[str, Manifest]) -> None:
+    """What a folder says of its contents is true of the files that lie in it: by these digests gates are known.
+
+    Of a compiled folder it is said of all that the compiler's stage gave, which `compiled.py` has placed.
+    """
+    for folder in parts.folders.keys() - parts.compiled.keys():
+        tree = parts.folders[folder]
+        for name, made_of in _provenance(tree).items():
+            inside = [
+                replace(entry, path=entry.path.removeprefix(f"{name}/"))
+                for entry in manifests[f"folder_{folder}"].files
+                if entry.path.startswith(f"{name}/")
+            ]
+            if content_digest(inside) != made_of["digest"]:
+                raise UserError(
+                    f"`{folder}/{name}` is not the result that {PROVENANCE} names (digest {made_of['digest'][:12]}): "
+                    f"delete {manifest_path(tree)} and run again"
+                )
+
+
+def _check_judged(parts: Ingredients, manifests: Mapping[str, Manifest]) -> None:
+    """A bundle that is published under a name is the one that the gates judged under it."""
+    published = {
+        name: made_of["digest"]
+        for tree in parts.folders.values()
+        for name, made_of in _provenance(tree).items()
+    }
+    for name, gate in parts.gates.items():
+        target, judged = gate.verdict["target"], manifests[f"gate_{name}"].ingredients.inputs.get("bundle")
+        if judged and published.get(target, judged) != judged:
+            raise UserError(
+                f"`{target}` is published with the digest {published[target][:12]}, but `{name}` judged "
+                f"{judged[:12]}: correct the config, or run again"
             )
 
 

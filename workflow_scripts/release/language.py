@@ -17,6 +17,7 @@ from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import write_atomic, write_json
 from workflow_scripts.release.names import METADATA, TOKENIZER
+from workflow_scripts.release.plan import Plan
 from workflow_scripts.release.tokenizer import CONFIG, END_OF_TURN
 
 VERSION = "0.2"
@@ -77,16 +78,44 @@ def _end_with_turn(path: Path) -> None:
 
 
 def check_functions(folder: Path, functions: list[str]) -> None:
-    """Raise UserError where the functions of the decoder are not those that an engine will look for."""
+    """Raise UserError where an engine, which reads no plan, would do otherwise than a host that does.
+
+    That is where the functions that it will look for are not those of the decoder, or where it stops at other tokens,
+    or has another number of positions, than the folder's plan says.
+    """
     try:
-        metadata = json.loads((folder / METADATA).read_text(encoding="utf-8"))
-        named = sorted(metadata["language"]["function_map"]["main"])
+        language = json.loads((folder / METADATA).read_text(encoding="utf-8"))["language"]
+        named, stops = sorted(language["function_map"]["main"]), language["stop_token_ids"]
+        context = language["max_context_length"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
-            f"{folder / METADATA} does not say which functions the decoder has: fetch it again"
+            f"{folder / METADATA} does not say which functions the decoder has, where it stops, and how far it goes: "
+            "fetch it again"
         ) from None
     if named != sorted(functions):
         raise UserError(
             f"{folder}: {METADATA} names the functions {', '.join(named)}, its decoder has "
             f"{', '.join(sorted(functions))}: fetch it again"
+        )
+    plan = Plan.open(folder)
+    _check_same(folder, "stop_token_ids", stops, plan.stop_token_ids)
+    _check_same(folder, "max_context_length", context, plan.context)
+    _check_end(folder / plan.tokenizer / CONFIG)
+
+
+def _check_same(folder: Path, key: str, found: Any, expected: Any) -> None:
+    if found != expected:
+        raise UserError(f"{folder}: {METADATA} has {key} {found}, its plan says {expected}: fetch it again")
+
+
+def _check_end(path: Path) -> None:
+    """An engine stops at the tokenizer's `eos_token`, whatever else ends an answer."""
+    try:
+        end = json.loads(path.read_text(encoding="utf-8"))["eos_token"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{path} does not say which eos_token ends an answer: fetch it again") from None
+    text = end.get("content") if isinstance(end, dict) else end
+    if text != END_OF_TURN:
+        raise UserError(
+            f"{path} has the eos_token {text}, but a turn ends with {END_OF_TURN}: fetch it again"
         )
