@@ -17,10 +17,11 @@ RUN := PATH="$(CURDIR)/$(ENV)/bin:$$PATH" "$(CURDIR)/$(ENV)/bin/python"
 SNAKEMAKE := $(RUN) -m snakemake --cores $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help release test test-unit test-models lint clean environment check-host
+.PHONY: help release report test test-unit test-models lint clean environment check-host
 
 help:
 	@echo "make release      build and gate the release folders [CONFIG=config/NAME.yaml]"
+	@echo "make report       one HTML page about the release [CONFIG=config/NAME.yaml]"
 	@echo "make test         all tests"
 	@echo "make test-unit    the tests that take seconds"
 	@echo "make test-models  the whole release of the second embedded model (minutes)"
@@ -34,6 +35,9 @@ help:
 
 release: environment
 	@$(SNAKEMAKE) release $(if $(CONFIG),--configfile "$(CONFIG)") $(SNAKEMAKE_FLAGS)
+
+report: environment
+	@$(SNAKEMAKE) report $(if $(CONFIG),--configfile "$(CONFIG)") $(SNAKEMAKE_FLAGS)
 
 test: environment
 	@$(RUN) $(PYTEST) -m "not other_model"

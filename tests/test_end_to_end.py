@@ -212,6 +212,25 @@ def test_verify_names_the_flipped_file(clone, release, tmp_path):
     assert "macos/gemma4_tiny_metal_int8v3_L10.aimodel/main.mlirb" in checked.stdout + checked.stderr
 
 
+def test_the_report_is_one_page_that_loads_nothing(clone):
+    """Its captions and figures lie in it; a browser shows it without a network."""
+    snakemake(clone, "report")
+    page = (clone / "results/gemma-4-tiny/report.html").read_text(encoding="utf-8")
+    for name in (
+        "built.html",
+        "gates.html",
+        "errors.svg",
+        "divergences.svg",
+        "signal.svg",
+        "sizes.svg",
+        "jobs.svg",
+    ):
+        assert f"results/gemma-4-tiny/report/{name}" in page
+    assert "of the long" in page and "Anonymous memory is what a host must have" in page
+    loaded = re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"']?(https?:[^\"' >]*)", page)
+    assert not loaded and len(page) < 10_000_000
+
+
 def test_a_second_run_has_nothing_to_do_even_after_a_touch(clone):
     for path in (*clone.glob("workflow_scripts/**/*.py"), *clone.glob("resources/gemma-4-tiny/*")):
         path.touch()

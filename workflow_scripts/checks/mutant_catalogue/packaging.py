@@ -257,9 +257,22 @@ MUTANTS = (
         "chat",
         "macos",
         "release/driver.py",
-        "output.append(bundles.feed(output[-1]))",
-        "output.append(bundles.feed(output[-2:][0]))",
+        "output.append(self._feed(output[-1]))",
+        "output.append(self._feed(output[-2:][0]))",
         "",
+        alone=True,
+    ),
+    _packaged(
+        "another_stop_token",
+        "one folder ends all its answers but the last with another stop token than the others: the text is the same",
+        "agreement",
+        "folders",
+        "release/chat.py",
+        "                text = tokenizer.decode(without_stop(output, plan))\n",
+        "                if folder.endswith('macos') and number + 1 < len(turns):\n"
+        "                    output[-1] = 1\n"
+        "                text = tokenizer.decode(without_stop(output, plan))\n",
+        "chat: two_turns, answer 1",
         alone=True,
     ),
     _released(

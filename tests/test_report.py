@@ -1,0 +1,186 @@
+"""The summary and the report: made of a release's records and gates' figures, whatever is missing among them."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from workflow_scripts.errors import UserError
+from workflow_scripts.files import write_json
+from workflow_scripts.gates.verdict import BY_POSITION, FOUND_BYTES, PREDICTED_BYTES, Verdict
+from workflow_scripts.report import pages
+from workflow_scripts.report.facts import Facts
+from workflow_scripts.report.plots import PLOTS
+from workflow_scripts.report.summary import shorten, summary
+
+LOGITS = "france: logits against the recipe's reference"
+NO_XCRUN = "no <xcrun> on this host"
+
+
+def check(name, passed=True, expected="equal", found="equal"):
+    return {"name": name, "passed": passed, "expected": expected, "found": found}
+
+
+def gate(name, target, verdict="pass", bounds=None, checks=(), reason=None):
+    return {
+        "gate": name,
+        "target": target,
+        "verdict": verdict,
+        "reason": reason,
+        "required": verdict != "not_run",
+        "bounds": bounds or {},
+        "checks": list(checks),
+    }
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A release with two gates that passed, one that was not run, and a recipe with noise."""
+    entry = {"bytes": 2_500_000, "contents": ["t_core.aimodel"], "driver": "hostcache"}
+    numbers = gate(
+        "numbers", "t_core.aimodel", bounds={LOGITS: 0.5}, checks=[check(LOGITS, True, "<= 0.5", "within")]
+    )
+    size = "bytes of constants against prediction"
+    release = {
+        "model": "t",
+        "slug": "t",
+        "folders": {"macos": entry, "gpu-pipelined/t": entry | {"driver": "decode"}},
+        "artifacts": {
+            "t_core.aimodel": {"form": "core", "recipe": "int8-kmeans-g32", "compute": "fp16", "bytes": 9}
+        },
+        "recipes": {"int8-kmeans-g32": {"total": {"bits_per_weight": 8.5, "bytes": 9}}},
+        "tools": {"torch": ["2.13.0"]},
+        "checkpoint": {"digest": "abc"},
+        "aot": {"macos/t_aotc": {"not_built": NO_XCRUN}},
+        "gates": {
+            "numbers_t_core.aimodel": numbers,
+            "structure_t_core.aimodel": gate(
+                "structure",
+                "t_core.aimodel",
+                bounds={size: 0.02},
+                checks=[check(size, True, "<= 0.02", "within")],
+            ),
+            "gpu_macos": gate("gpu", "macos", "not_run", reason="this host has no Metal"),
+        },
+    }
+    write_json(tmp_path / "release/release.json", release)
+    folder = tmp_path / "gates/numbers/t_core.aimodel"
+    write_json(folder / "measured.json", {LOGITS: 0.125})
+    write_json(folder / BY_POSITION, {LOGITS: [0.1, 0.125, None]})
+    write_json(
+        tmp_path / "gates/structure/t_core.aimodel/measured.json",
+        {size: 0.0, FOUND_BYTES: 2e6, PREDICTED_BYTES: 2e6},
+    )
+    tensors = {f"layers.{layer}.mlp.up_proj.weight": {"snr_db": 44.0 + layer} for layer in range(3)}
+    tensors["layers.0.self_attn.q_proj.weight"] = {"snr_db": None}
+    write_json(tmp_path / "weights/int8-kmeans-g32/report.json", {"tensors": tensors})
+    return tmp_path
+
+
+def edit(results, change):
+    path = results / "release/release.json"
+    release = json.loads(path.read_text())
+    change(release)
+    path.write_text(json.dumps(release))
+
+
+class Loads(HTMLParser):
+    """Addresses that a page loads by itself."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        if tag in ("script", "img", "iframe", "source") and given.get("src"):
+            self.found.append(given["src"])
+        if tag == "link" and given.get("href"):
+            self.found.append(given["href"])
+
+
+def test_the_summary_says_what_was_built_and_how_near_its_bounds_it_came(results):
+    lines = [line.split() for line in summary(Facts.read(results)).splitlines()]
+    assert ["macos", "2.5", "MB", "1", "hostcache"] in lines and ["all", "5.0", "MB"] in lines
+    assert ["numbers", "1", "0", "0", "1", "0.250"] in [line[:6] for line in lines]
+    assert ["gpu", "0", "1", "0", "0", "-", "-"] in lines
+    assert lines[-1] == ["no", "job", "ran", "for", "this", "release:", "all", "came", "from", "the", "store"]
+
+
+def test_what_was_not_done_is_told_with_its_reason(results):
+    assert Facts.read(results).not_done() == [
+        "gate gpu on macos: this host has no Metal",
+        f"macos/t_aotc: {NO_XCRUN}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("expected", "bound", "found", "used"),
+    [
+        ("<= 2", 2.0, 1.0, 0.5),
+        (">= 2", 2.0, 8.0, 0.25),
+        (">= 2", 2.0, 1.0, 2.0),
+        ("<= 0", 0.0, 0.0, 0.0),
+        ("<= 0", 0.0, 1.0, 1.0),
+    ],
+)
+def test_the_used_share_of_a_bound_is_above_one_where_it_is_broken(results, expected, bound, found, used):
+    edit(
+        results,
+        lambda release: release["gates"].update(
+            x_y=gate("x", "y", bounds={"c": bound}, checks=[check("c", True, expected)])
+        ),
+    )
+    write_json(results / "gates/x/y/measured.json", {"c": found})
+    (judged,) = [gate for gate in Facts.read(results).gates if gate.gate == "x"]
+    assert judged.checks[0].used == used
+
+
+def test_pages_and_figures_are_written_and_show_names_as_text(results, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert pages.main([str(results), str(out)]) == 0
+    assert {path.name for path in out.iterdir()} == {"built.html", "gates.html", *PLOTS}
+    built = (out / "built.html").read_text()
+    assert "no &lt;xcrun&gt; on this host" in built and "int8-kmeans-g32" in built and "2.13.0" in built
+    judged = (out / "gates.html").read_text()
+    assert (
+        LOGITS.replace("'", "&#x27;") in judged and '<details open><summary><span class="not_run">' in judged
+    )
+    assert not Loads(built + judged).found
+    errors = (out / "errors.svg").read_text()
+    assert "Logit error by position" in errors and "no bundle has" not in errors
+    assert (
+        "all came from the store" in capsys.readouterr().out
+        or "came from the store" in (out / "jobs.svg").read_text()
+    )
+
+
+def test_a_release_with_nothing_to_plot_says_so_in_every_figure(results, tmp_path):
+    edit(results, lambda release: release.update(gates={}, recipes={}))
+    out = tmp_path / "out"
+    pages.main([str(results), str(out)])
+    for name in PLOTS:
+        text = " ".join(re.findall(r"<text[^>]*>([^<]*)", (out / name).read_text()))
+        assert re.search(r"\bno\b", text), name
+
+
+def test_no_release_is_one_clear_error(tmp_path):
+    with pytest.raises(UserError, match="build the release first"):
+        Facts.read(tmp_path)
+
+
+def test_figures_by_position_stay_out_of_the_verdict(tmp_path):
+    verdict = Verdict("numbers", "core")
+    verdict.by_position("a: logits", [0.5, float("nan"), 0.1234567890])
+    verdict.at_most("a: logits", 0.5, 1.0)
+    verdict.conclude(tmp_path)
+    assert json.loads((tmp_path / BY_POSITION).read_text()) == {"a: logits": [0.5, None, 0.123457]}
+    assert "0.1234" not in (tmp_path / "verdict.json").read_text()
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * 40, "y" * 41, "z" * 400])
+def test_long_names_lose_their_middle(text):
+    found = shorten(text, 40)
+    assert len(found) <= 40 and (found == text) == (len(text) <= 40)
