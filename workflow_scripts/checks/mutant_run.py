@@ -58,7 +58,7 @@ def build_base(home: Path, mutants: Iterable[Mutant], jobs: int) -> Base:
     users = os.environ.get("GEMMA4_STORE") or str(default_folder())
     environment = base.environment | {"GEMMA4_STORE_SHARED": users}
     for config, wanted in sorted(targets.items()):
-        arguments = ["--cores", str(jobs), *_config(config), *sorted(wanted)]
+        arguments = [*sorted(wanted), "--cores", str(jobs), *_config(config)]
         build(base.project, *arguments, environment=environment)
     return base
 
@@ -97,6 +97,7 @@ def model_of(config: str) -> str:
 
 
 def _config(config: str) -> list[str]:
+    """To stand last: the option takes all that follows it."""
     return [] if config == TINY else ["--configfile", config]
 
 
@@ -109,7 +110,7 @@ def _results(mutant: Mutant) -> list[str]:
 def _build(base: Base, mutant: Mutant, project: Path, results: Path) -> tuple[list[Failure], list[str]]:
     """Failures and crashes of a run of Snakemake."""
     lines: list[str] = []
-    arguments = ["--cores", "1", "--keep-going", *_config(mutant.config), *_results(mutant)]
+    arguments = [*_results(mutant), "--cores", "1", "--keep-going", *_config(mutant.config)]
     try:
         build(project, *arguments, environment=base.environment, on_line=lines.append)
         failed = False
