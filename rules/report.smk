@@ -42,7 +42,7 @@ rule report_pages:
     resources:
         mem_mb=500,
     params:
-        results=RESULTS,
+        results=lambda wildcards, input: Path(input.release).parent,
     message:
         f"report: pages and figures in {RESULTS}/report"
     shell:
