@@ -88,7 +88,7 @@ def sizes(facts: Facts, path: Path) -> None:
         places = np.arange(len(found))
         axes.plot([p for *_, p in found], places, "|", color=COLOURS[1], markersize=14, label="predicted")
         axes.set_xlabel("MB (1e6 bytes)")
-        axes.legend(loc="lower right")
+        axes.legend(loc="upper right")
 
 
 def margins(facts: Facts, path: Path) -> None:
