@@ -143,7 +143,9 @@ def _check_width(
         size += unclaimed
     found = 8 * size / width.weights
     passed = abs(found / width.bits - 1) <= _SIZE_TOLERANCE
-    verdict.check(f"{kind}: bits per weight", passed, f"{width.bits:.4f} within {_SIZE_TOLERANCE:.1%}", f"{found:.4f}")
+    verdict.check(
+        f"{kind}: bits per weight", passed, f"{width.bits:.4f} within {_SIZE_TOLERANCE:.1%}", f"{found:.4f}"
+    )
 
 
 def text_of(data: mmap.mmap, constants: list[Constant]) -> bytes:
