@@ -25,8 +25,7 @@ from workflow_scripts.quantize.weights import Matrix, Weights
 from workflow_scripts.tables.raw import RawTables
 
 # A float16 output is rounded once, to the nearest. Behind it is a float32 sum of hidden_size products that a norm
-# brings to size 1: six standard deviations of `bounds`, with 2^-24 for u, are 5.7e-6 for the 1536 of E2B, 7.4e-6 for
-# the 2560 of E4B.
+# brings to size 1: six standard deviations of `bounds`, with 2^-24 for u, are 5.7e-6 for E2B and 7.4e-6 for E4B.
 _FRONTEND_RELATIVE = {"fp16": bounds.FP16_ROUNDOFF, "fp32": 0.0}
 _FRONTEND_ABSOLUTE = 1e-5
 CORE_ERRORS = {"hostcache_core": bounds.core_error, "hostcache_metal": bounds.metal_core_error}
