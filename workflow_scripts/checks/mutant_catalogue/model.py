@@ -190,12 +190,14 @@ MUTANTS = (
         "per_layer_inputs[:, :, index]",
         "per_layer_inputs[:, :, index - 1]",
     ),
-    _core(
+    _part(
         "ple_sum_unscaled",
-        "the reference adds both parts of the per-layer inputs without 1/sqrt(2)",
-        "model/front_end_reference.py",
-        "return embeds, (norm(context.reshape(shape)) + token) * 2**-0.5",
-        "return embeds, norm(context.reshape(shape)) + token",
+        "the front end adds both parts of the per-layer inputs without 1/sqrt(2)",
+        _FRONTEND,
+        "per_layer_inputs",
+        "model/frontend.py",
+        "+ token) * self.input_scale",
+        "+ token)",
     ),
     _core(
         "embedding_unscaled",

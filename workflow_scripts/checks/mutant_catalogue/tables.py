@@ -47,9 +47,9 @@ MUTANTS = (
     ),
     _rows(
         "unused_row",
-        "one number in the per-layer row of an id that no dialogue uses is off by one",
-        "quantized[-1, 0] ^= table == PER_LAYER\n            rows_out.write(quantized.data)",
-        _PER_LAYER,
+        "one number in the embedding of an id that no dialogue uses is off by one",
+        "quantized[-1, 0] ^= table == EMBED\n            rows_out.write(quantized.data)",
+        _EMBED,
         alone=True,
     ),
     _table(
