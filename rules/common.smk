@@ -529,17 +529,20 @@ def report_config():
     return shlex.join([*files, *(["--config", *own] if own else [])])
 
 
+def outputs_of_run():
+    """Every output that this run builds or relies on."""
+    return {str(output) for job in workflow.dag.jobs for output in job.output}
+
+
 def say_summary():
     """At the end of a run that built or asked for the release: its folders, gates, times, as a table."""
-    if result("release") in {
-        str(output) for job in workflow.dag.jobs for output in job.output
-    }:
+    if result("release") in outputs_of_run():
         print(summary(Facts.read(Path(RESULTS))), file=sys.stderr)
 
 
 def say_not_run():
     """At the end of a run: which of its gates this host could not run, what it could not build, and why."""
-    outputs = {str(output) for job in workflow.dag.jobs for output in job.output}
+    outputs = outputs_of_run()
     gates = [Path(path) for path in all_gates().values() if path in outputs]
     for line in not_run(path for path in gates if path.is_file()):  # not with --until
         print(line, file=sys.stderr)

@@ -33,12 +33,11 @@ def _check_dialogue(
 ) -> None:
     longest = max(found, key=lambda folder: (len(found[folder] or []), positions[folder]))
     measure = found[longest] or []
-    problems = [
-        problem
+    differences = {
+        folder: _difference(ids, measure, positions[folder] < positions[longest])
         for folder, ids in found.items()
-        if (problem := _difference(ids, measure, positions[folder] < positions[longest]))
-        and (problem := f"{folder}: {problem}, as in {longest}")
-    ]
+    }
+    problems = [f"{folder}: {said}, as in {longest}" for folder, said in differences.items() if said]
     asked = sum(ids is not None for ids in found.values())
     digest = hashlib.sha256(np.array(measure, "<i4").tobytes()).hexdigest()[:16]
     text = f"{len(measure)} ids {digest} in {asked} folders"

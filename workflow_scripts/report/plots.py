@@ -119,23 +119,20 @@ def margins(facts: Facts, path: Path) -> None:
 def errors(facts: Facts, path: Path) -> None:
     """The largest logit error of every position, bundle by bundle, with its bound."""
     title = "Logit error by position"
-    bundles = [
-        (gate, found)
-        for gate in facts.gates
-        if gate.gate == "numbers" and (found := {n: s for n, s in gate.series.items() if "logits" in n})
-    ]
+    bundles = _having(facts, "numbers", "logits")
     _series(facts, path, title, bundles, "largest |error|", "no bundle has logits by position")
 
 
 def divergences(facts: Facts, path: Path) -> None:
     """KL divergence from the original at every position of the long run, folder by folder."""
     title = "KL divergence over the long run"
-    folders = [
-        (gate, found)
-        for gate in facts.gates
-        if gate.gate == "long_run" and (found := {n: s for n, s in gate.series.items() if "KL" in n})
-    ]
-    _series(facts, path, title, folders, "nats", "no long run in this release")
+    _series(facts, path, title, _having(facts, "long_run", "KL"), "nats", "no long run in this release")
+
+
+def _having(facts: Facts, kind: str, word: str) -> list[tuple[Gate, dict[str, list[float]]]]:
+    """The gates of a kind that have series with a word in their name, and these."""
+    found = [(gate, {n: s for n, s in gate.series.items() if word in n}) for gate in facts.gates]
+    return [(gate, series) for gate, series in found if gate.gate == kind and series]
 
 
 def _series(

@@ -1,6 +1,6 @@
 """Faults of bundles and of what drives them: wiring, storage, interface, description."""
 
-from workflow_scripts.checks.mutant_catalogue.mutant import Edit, Mutant
+from workflow_scripts.checks.mutant_catalogue.mutant import edited
 
 _CORE = "gemma4_tiny_hostcache_L10_fp32.aimodel"
 _FRONTEND = "gemma4_tiny_frontend_int8.aimodel"
@@ -10,23 +10,8 @@ _DECODE = "gemma4_tiny_decode_int4lin.aimodel"
 _RING = "gemma4_tiny_ring_L10_fp32.aimodel"
 
 
-def _fault(
-    name: str,
-    fault: str,
-    gate: str,
-    target: str,
-    file: str,
-    old: str,
-    new: str,
-    check: str,
-    alone: bool = False,
-) -> Mutant:
-    edits = (Edit(f"workflow_scripts/{file}", old, new),)
-    return Mutant(name, fault, gate, target, edits, check=check, alone=alone)
-
-
 MUTANTS = (
-    _fault(
+    edited(
         "outputs_swapped",
         "the core gives values under the name of keys",
         "numbers",
@@ -36,7 +21,7 @@ MUTANTS = (
         "torch.stack([pair.value for pair in sliding]),\n            torch.stack([pair.key for pair in sliding]),",
         "logits against the oracle",
     ),
-    _fault(
+    edited(
         "output_type",
         "the head's logits are float16",
         "structure",
@@ -46,7 +31,7 @@ MUTANTS = (
         "return (torch.tanh(scores / self.softcap) * self.softcap).to(torch.float16)",
         "interface",
     ),
-    _fault(
+    edited(
         "column_one_off",
         "the host writes the current column one too far",
         "numbers",
@@ -56,7 +41,7 @@ MUTANTS = (
         "cache[:, :, :, min(self.position + 1, self.context - 1)] =",
         "logits against the oracle",
     ),
-    _fault(
+    edited(
         "own_column_unseen",
         "a whole decoder reads its kv_cache before it writes the current column",
         "numbers",
@@ -68,7 +53,7 @@ MUTANTS = (
         "            cache[slot : slot + 1, :, :, self._count - 1 : self._count] = wide[None]",
         "logits against the decode reference",
     ),
-    _fault(
+    edited(
         "ring_wraps_early",
         "a ring wraps one position too early",
         "numbers",
@@ -78,7 +63,7 @@ MUTANTS = (
         "torch.arange(positions, dtype=torch.int32) % (window - 1)",
         "logits",
     ),
-    _fault(
+    edited(
         "chunk_slots_turned",
         "the plan of the chunks gives a chunk its cache slots in reverse",
         "chunks",
@@ -88,7 +73,7 @@ MUTANTS = (
         'return {"kind": "cache", "cache": cache, "slots": chunk.slots[kind][::-1]}\n    producer',
         "hidden state of the chain",
     ),
-    _fault(
+    edited(
         "chunk_producer",
         "the plan gives the last chunk another slot than the producer's",
         "chunks",
@@ -98,7 +83,7 @@ MUTANTS = (
         '"slot": 0,',
         "hidden state of the chain",
     ),
-    _fault(
+    edited(
         "chunk_window",
         "the plan of the chunks tells the host no window",
         "chunks",
@@ -113,7 +98,7 @@ MUTANTS = (
         "    return told",
         "plan of the chunks",
     ),
-    _fault(
+    edited(
         "plan_mask_weak",
         "the packaged plan says -40 where chunks were judged with -1e4",
         "chunks",
@@ -124,7 +109,7 @@ MUTANTS = (
         "plan of the chunks",
         alone=True,
     ),
-    _fault(
+    edited(
         "mask_beyond_float16",
         "the plan's mask is -1e9, which float16 makes infinite",
         "fp16",
@@ -135,7 +120,7 @@ MUTANTS = (
         "nothing overflows",
         alone=True,
     ),
-    _fault(
+    edited(
         "chunk_gate_by_tanh",
         "a chunk spells its gelu out with a tanh, which the Neural Engine does not run",
         "ane",
@@ -148,7 +133,7 @@ MUTANTS = (
         "tanh",
         alone=True,
     ),
-    _fault(
+    edited(
         "chunk_scalar_ignored",
         "layers of a chunk are not scaled",
         "numbers",
@@ -158,7 +143,7 @@ MUTANTS = (
         "return h",
         "hidden",
     ),
-    _fault(
+    edited(
         "int8_called_int4",
         "4-bit codes are stored in 8 bits",
         "structure",
@@ -168,7 +153,7 @@ MUTANTS = (
         "{4: torch.int8, 8: torch.int8}",
         "weights stored as the recipe says",
     ),
-    _fault(
+    edited(
         "codes_packed_high_first",
         "4-bit codes are packed with the first one in the high bits",
         "structure",
@@ -178,7 +163,7 @@ MUTANTS = (
         "packed = nibbles[0::2] << 4\n        packed[: len(nibbles) // 2] |= nibbles[1::2]",
         "weights stored as the recipe says",
     ),
-    _fault(
+    edited(
         "another_recipe_said",
         "bundles say that they are of another recipe",
         "structure",
@@ -188,7 +173,7 @@ MUTANTS = (
         '"recipe": "fp32"',
         "says its recipe",
     ),
-    _fault(
+    edited(
         "compute_said",
         "the front end says float32 and gives float16",
         "structure",
@@ -199,7 +184,7 @@ MUTANTS = (
         "says its compute",
         alone=True,
     ),
-    _fault(
+    edited(
         "path_left_in",
         "bundles say in which folder their weights lay",
         "structure",
@@ -209,7 +194,7 @@ MUTANTS = (
         '"recipe": weights.recipe, "made_from": str(weights.tree),',
         "no path of",
     ),
-    _fault(
+    edited(
         "frontend_scale_shortened",
         "the front end has 0.7 for 1 / sqrt(2)",
         "numbers",
@@ -220,7 +205,7 @@ MUTANTS = (
         "per_layer_inputs",
         alone=True,
     ),
-    _fault(
+    edited(
         "cache_growth_loses",
         "a host that enlarges a kv_cache keeps its first 64 columns alone",
         "long_run",

@@ -1,6 +1,6 @@
 """Faults of the Metal kernels and of what calls them. On this host no kernel runs in a bundle: the gate runs them."""
 
-from workflow_scripts.checks.mutant_catalogue.mutant import Edit, Mutant
+from workflow_scripts.checks.mutant_catalogue.mutant import Mutant, edited
 
 CORE_INT8, CORE_INT4 = "gemma4_tiny_metal_int8v3_L10.aimodel", "gemma4_tiny_metal_int4km_L10.aimodel"
 HEAD_INT8, HEAD_INT4 = "gemma4_tiny_head_argmax_kernel.aimodel", "gemma4_tiny_head_argmax_int4km.aimodel"
@@ -9,8 +9,7 @@ HEAD_INT8, HEAD_INT4 = "gemma4_tiny_head_argmax_kernel.aimodel", "gemma4_tiny_he
 def _kernel(
     name: str, fault: str, target: str, file: str, old: str, new: str, check: str = "", alone: bool = False
 ) -> Mutant:
-    edits = (Edit(f"workflow_scripts/kernels/{file}", old, new),)
-    return Mutant(name, fault, "kernels", target, edits, check=check, alone=alone)
+    return edited(name, fault, "kernels", target, f"kernels/{file}", old, new, check, alone)
 
 
 MUTANTS = (

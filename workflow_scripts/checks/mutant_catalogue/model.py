@@ -4,7 +4,7 @@ Bundles and the references that they are compared with share this code, so that 
 float32 core of the recipe `fp32` is held to its logits.
 """
 
-from workflow_scripts.checks.mutant_catalogue.mutant import Edit, Mutant
+from workflow_scripts.checks.mutant_catalogue.mutant import Mutant, edited
 
 _ORACLE = "logits against the oracle"
 _CORE = "gemma4_tiny_hostcache_L10_fp32.aimodel"
@@ -13,14 +13,12 @@ _HEAD = "gemma4_tiny_fp16_head.aimodel"
 
 
 def _core(name: str, fault: str, file: str, old: str, new: str, check: str = _ORACLE) -> Mutant:
-    edits = (Edit(f"workflow_scripts/{file}", old, new),)
-    return Mutant(name, fault, "numbers", _CORE, edits, check=check)
+    return edited(name, fault, "numbers", _CORE, file, old, new, check)
 
 
 def _part(name: str, fault: str, target: str, check: str, file: str, old: str, new: str) -> Mutant:
     """A fault of a front end or a head, which are compared with other code than their own."""
-    edits = (Edit(f"workflow_scripts/{file}", old, new),)
-    return Mutant(name, fault, "numbers", target, edits, check=check)
+    return edited(name, fault, "numbers", target, file, old, new, check)
 
 
 MUTANTS = (

@@ -54,3 +54,21 @@ class Mutant:
         if self.alone or not (self.is_gate or self.judged):
             return ("release",)
         return self.judged or (f"gates/{self.caught_by}/{self.target}",)
+
+
+def edited(
+    name: str,
+    fault: str,
+    caught_by: str,
+    target: str,
+    file: str,
+    old: str,
+    new: str,
+    check: str = "",
+    alone: bool = False,
+    judged: tuple[str, ...] = (),
+    config: str = TINY,
+) -> Mutant:
+    """A mutant of one edit; `file` is given within the package."""
+    edits = (Edit(f"workflow_scripts/{file}", old, new),)
+    return Mutant(name, fault, caught_by, target, edits, judged, check, alone, config)

@@ -3,25 +3,10 @@
 import json
 from pathlib import Path
 
-from workflow_scripts.checks.mutant_catalogue.mutant import NEXT_RUN, VERIFY, Edit, Mutant
+from workflow_scripts.checks.mutant_catalogue.mutant import NEXT_RUN, VERIFY, Edit, Mutant, edited
 
 _DECODE_FOLDER = "gpu-pipelined/gemma4_tiny_decode_int4lin"
 _TOKENIZER = 'package.place_tokenizer(job.inputs["checkpoint"] / "source", job.out)\n'
-
-
-def _packaged(
-    name: str,
-    fault: str,
-    gate: str,
-    folder: str,
-    file: str,
-    old: str,
-    new: str,
-    check: str,
-    alone: bool = False,
-) -> Mutant:
-    edits = (Edit(f"workflow_scripts/{file}", old, new),)
-    return Mutant(name, fault, gate, folder, edits, check=check, alone=alone)
 
 
 def _tokenizer_of_macos(name: str, fault: str, change: str, check: str, alone: bool = False) -> Mutant:
@@ -36,7 +21,7 @@ def _tokenizer_of_macos(name: str, fault: str, change: str, check: str, alone: b
         '    path.write_text(json.dumps(spec), encoding="utf-8")',
     ]
     new = _TOKENIZER + "".join(f"    {line}\n" for line in lines)
-    return _packaged(name, fault, "tokens", "macos", "stages/package.py", _TOKENIZER, new, check, alone)
+    return edited(name, fault, "tokens", "macos", "stages/package.py", _TOKENIZER, new, check, alone)
 
 
 def _released(name: str, fault: str, damage, check: str) -> Mutant:  # noqa: ANN001
@@ -137,7 +122,7 @@ MUTANTS = (
         judged=("gates/tokens/macos",),
         check="vocab_size",
     ),
-    _packaged(
+    edited(
         "no_generation_prompt",
         "the packaged template leaves out where the model's turn begins",
         "tokens",
@@ -151,7 +136,7 @@ MUTANTS = (
         "    return tokenizer.ChatTokenizer.open(out / TOKENIZER)",
         "prompt ids",
     ),
-    _packaged(
+    edited(
         "stop_ids_missing",
         "plans stop at <eos> alone, not at the end of a turn",
         "tokens",
@@ -161,7 +146,7 @@ MUTANTS = (
         "stops = [1]",
         "plan: stop tokens",
     ),
-    _packaged(
+    edited(
         "plan_context",
         "plans promise twice the positions that the core has",
         "tokens",
@@ -171,7 +156,7 @@ MUTANTS = (
         'context=2 * job.params["context"],\n        stop',
         "its plan says context",
     ),
-    _packaged(
+    edited(
         "plan_window",
         "plans say another sliding_window",
         "tokens",
@@ -181,7 +166,7 @@ MUTANTS = (
         'text=host_text(config) | {"sliding_window": 16}',
         "plan: shape of the decoder",
     ),
-    _packaged(
+    edited(
         "functions_misnamed",
         "metadata.json names a function that the decoder has not",
         "tokens",
@@ -191,7 +176,7 @@ MUTANTS = (
         '"function_map": {"main": ["decode"]}',
         "names the functions",
     ),
-    _packaged(
+    edited(
         "engine_stops_late",
         "the tokenizer of a language bundle ends an answer at <eos>, not at the end of a turn",
         "tokens",
@@ -201,7 +186,7 @@ MUTANTS = (
         "",
         "eos_token",
     ),
-    _packaged(
+    edited(
         "metadata_stops",
         "metadata.json lacks a stop token that the plan has",
         "tokens",
@@ -211,7 +196,7 @@ MUTANTS = (
         '"stop_token_ids": stop_token_ids[:1],',
         "stop_token_ids",
     ),
-    _packaged(
+    edited(
         "metadata_context",
         "metadata.json promises twice the positions that the plan does",
         "tokens",
@@ -251,7 +236,7 @@ MUTANTS = (
         judged=("release",),
         check="is not the result that",
     ),
-    _packaged(
+    edited(
         "answer_from_an_old_token",
         "a host that answers freely feeds the token before the last one",
         "chat",
@@ -262,7 +247,7 @@ MUTANTS = (
         "",
         alone=True,
     ),
-    _packaged(
+    edited(
         "another_stop_token",
         "one folder ends all its answers but the last with another stop token than the others: the text is the same",
         "agreement",

@@ -1,6 +1,6 @@
 """Faults of the stored weights. References and bundles are made of them, so that only their own gate tells."""
 
-from workflow_scripts.checks.mutant_catalogue.mutant import TINY, TINY_QAT, Edit, Mutant
+from workflow_scripts.checks.mutant_catalogue.mutant import TINY, TINY_QAT, Mutant, edited
 
 _INT8, _INT4, _LINEAR, _QAT = "int8-kmeans-g32", "int4-kmeans-g32", "int4-linear-b32", "int4-qat-b32"
 
@@ -8,16 +8,15 @@ _INT8, _INT4, _LINEAR, _QAT = "int8-kmeans-g32", "int4-kmeans-g32", "int4-linear
 def _weights(
     name: str, fault: str, recipe: str, file: str, old: str, new: str, check: str, alone: bool = False
 ) -> Mutant:
-    edits = (Edit(f"workflow_scripts/quantize/{file}", old, new),)
     config = TINY_QAT if recipe == _QAT else TINY
-    return Mutant(name, fault, "quantization", recipe, edits, check=check, alone=alone, config=config)
+    file = f"quantize/{file}"
+    return edited(name, fault, "quantization", recipe, file, old, new, check, alone, config=config)
 
 
 def _refused(name: str, fault: str, recipe: str, file: str, old: str, new: str, check: str) -> Mutant:
     """A fault that leaves so little of a tensor that the stage does not go on."""
-    edits = (Edit(f"workflow_scripts/quantize/{file}", old, new),)
-    judged = (f"gates/quantization/{recipe}",)
-    return Mutant(name, fault, "stage weights", recipe, edits, judged, check)
+    judged, file = (f"gates/quantization/{recipe}",), f"quantize/{file}"
+    return edited(name, fault, "stage weights", recipe, file, old, new, check, judged=judged)
 
 
 MUTANTS = (

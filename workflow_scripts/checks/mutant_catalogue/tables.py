@@ -1,6 +1,6 @@
 """Faults of the gather tables: what reads them is compared with the tables at hand, so only their gate tells."""
 
-from workflow_scripts.checks.mutant_catalogue.mutant import TINY_QAT, Edit, Mutant
+from workflow_scripts.checks.mutant_catalogue.mutant import TINY_QAT, Mutant, edited
 
 _TABLES = "gemma4_gather_raw"
 _EMBED, _PER_LAYER = "embed_tokens.weight", "embed_tokens_per_layer.weight"
@@ -9,8 +9,7 @@ _EMBED, _PER_LAYER = "embed_tokens.weight", "embed_tokens_per_layer.weight"
 def _table(
     name: str, fault: str, file: str, old: str, new: str, check: str = "", alone: bool = False
 ) -> Mutant:
-    edits = (Edit(f"workflow_scripts/tables/{file}", old, new),)
-    return Mutant(name, fault, "tables", _TABLES, edits, check=check, alone=alone)
+    return edited(name, fault, "tables", _TABLES, f"tables/{file}", old, new, check, alone)
 
 
 def _rows(name: str, fault: str, new: str, check: str, alone: bool = False) -> Mutant:
@@ -20,8 +19,8 @@ def _rows(name: str, fault: str, new: str, check: str, alone: bool = False) -> M
 
 def _int4(name: str, fault: str, old: str, new: str) -> Mutant:
     """A fault in the 4-bit rows of a checkpoint from quantization-aware training."""
-    edits = (Edit("workflow_scripts/tables/int4_writer.py", old, new),)
-    return Mutant(name, fault, "tables", "gemma4_qat_gather_raw_int4", edits, check=_EMBED, config=TINY_QAT)
+    target, file = "gemma4_qat_gather_raw_int4", "tables/int4_writer.py"
+    return edited(name, fault, "tables", target, file, old, new, _EMBED, config=TINY_QAT)
 
 
 MUTANTS = (
