@@ -337,8 +337,13 @@ def published(key):
 
 
 def package_contents(wildcards):
-    """Bundles by role, tables by number, and the checkpoint with the tokenizer's files."""
+    """Bundles by role, tables by number, the tables of another folder, and the checkpoint with the tokenizer's files.
+
+    What lies beside the folder is in its key: its provenance names the tables that a decoder was made with, and other
+    tables can leave the decoder's bytes equal.
+    """
     folder = CONFIG.folders[wildcards.folder]
+    beside = CONFIG.tables_of(folder) if folder.tables_in else []
     return {
         "checkpoint": result("checkpoint", "text"),
         **{
@@ -348,6 +353,10 @@ def package_contents(wildcards):
         **{
             f"tables_{index}": result("tables", published(key))
             for index, key in enumerate(folder.tables)
+        },
+        **{
+            f"beside_{index}": result("tables", published(key))
+            for index, key in enumerate(beside)
         },
     }
 

@@ -76,9 +76,8 @@ def parts(tmp_path, xcrun):
         language={"functions": ["main"], "max_context_length": 64, "cache_minimum": 32, "compression": None},
     )
     macos = given.build_package(tmp_path, inputs, given.package_params())
-    twin = given.build_package(
-        tmp_path, {"checkpoint": inputs["checkpoint"], "bundle_decoder": decoder}, language
-    )
+    beside = {"checkpoint": inputs["checkpoint"], "bundle_decoder": decoder, "beside_0": inputs["tables_0"]}
+    twin = given.build_package(tmp_path, beside, language)
     return {
         "checkpoint": inputs["checkpoint"],
         "gate_numbers": given.gate(tmp_path, "numbers"),

@@ -62,7 +62,11 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     source = given.checkpoint(tmp_path)
     tables = given.tables(tmp_path, given.digest(source))
     front(tmp_path, source, tables)
-    return {"checkpoint": source, "bundle_decoder": decoder(tmp_path, given.digest(tables))}
+    return {
+        "checkpoint": source,
+        "bundle_decoder": decoder(tmp_path, given.digest(tables)),
+        "beside_0": tables,
+    }
 
 
 def build(root: Path, inputs: dict[str, Path], **changes: object) -> Path:
@@ -306,6 +310,23 @@ def test_a_decoder_that_was_made_with_other_tables_is_refused(
     ready[f"folder_{NAME}"] = manifest_path(build(tmp_path, inputs))
     with pytest.raises(UserError, match=rf"{STEM}\.aimodel` was made with other tables \(digest 333333"):
         release(tmp_path, ready)
+
+
+def test_other_tables_make_a_new_folder_though_the_decoder_keeps_its_bytes(
+    tmp_path: Path, inputs: dict[str, Path]
+) -> None:
+    """The store serves a folder by the digests of its inputs: without the tables it would serve one that names old tables."""
+    from workflow_scripts.manifest import read_manifest
+
+    before = build(tmp_path, inputs)
+    known = read_manifest(manifest_path(before)).ingredients
+    inputs["beside_0"] = given.tables(tmp_path, "ef" * 32)
+    inputs["bundle_decoder"] = decoder(tmp_path, given.digest(inputs["beside_0"]))
+    after = read_manifest(manifest_path(build(tmp_path, inputs))).ingredients
+    assert after.inputs["bundle_decoder"] == known.inputs["bundle_decoder"]
+    assert after.key != known.key
+    provenance = json.loads((before / "provenance.json").read_text())
+    assert provenance[f"{STEM}.aimodel"]["inputs"]["tables"] == given.digest(inputs["beside_0"])
 
 
 def test_tables_of_another_checkpoint_are_not_released(tmp_path: Path, ready: dict[str, Path]) -> None:

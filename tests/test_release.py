@@ -106,6 +106,7 @@ def borrower(tmp_path: Path, inputs: dict[str, Path]) -> Path:
     tables = inputs.pop("tables_0")
     params = given.package_params(folder="front", bundles={}, driver=None, tokenizer=False)
     given.build_package(tmp_path, {"checkpoint": inputs["checkpoint"], "tables_0": tables}, params)
+    inputs["beside_0"] = tables
     other = {"folder": "front", "tables": ["tiny_gather_raw"]}
     return package(tmp_path, inputs, folder="phone", tables=[], tables_in=other)
 
@@ -163,6 +164,7 @@ def test_a_gate_knows_the_tables_that_the_plan_leads_to(
     front, copy = borrower.parent / "front", shutil.copytree(borrower.parent / "front", tmp_path / "front")
     assert failed(borrower, front) == []
     assert failed(borrower, copy) == failed(borrower, None) == ["plan: folder of the tables"]
+    del inputs["beside_0"]
     own = package(tmp_path, inputs, tables=[])
     assert failed(own, None) == []
     assert failed(own, front) == ["plan: folder of the tables"]

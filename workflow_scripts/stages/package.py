@@ -16,7 +16,8 @@ from workflow_scripts.stages.job import Job
 def run(job: Job) -> None:
     """Fill the folder.
 
-    Inputs `bundle_<role>`, `tables_<n>` (n counts from 0) and `checkpoint`. Parameters `bundles` (role ->
+    Inputs `bundle_<role>`, `tables_<n>` (n counts from 0), `beside_<n>` (the tables of `tables_in`, which are not
+    placed) and `checkpoint`. Parameters `bundles` (role ->
     published name), `tables` (published names), `tables_in` (null, or another folder of the release as `folder` and
     the `tables` in it that the host is to read), `tokenizer`, `driver` (null: no plan is written), `context`,
     `chunks` (null, or of a decoder in chunks their published names as `bundles`, their `layers` and `compute`), and
@@ -83,9 +84,11 @@ def _items(job: Job) -> list[package.Item]:
     """The results to place; inputs and published names must answer each other."""
     names = {f"bundle_{role}": name for role, name in job.params["bundles"].items()}
     names |= {f"tables_{index}": name for index, name in enumerate(job.params["tables"])}
-    unequal = sorted(names.keys() ^ (job.inputs.keys() - {"checkpoint"}))
+    beside = (job.params["tables_in"] or {}).get("tables", [])
+    read = {"checkpoint", *(f"beside_{index}" for index in range(len(beside)))}
+    unequal = sorted((names.keys() | read) ^ job.inputs.keys())
     if unequal:
         raise UserError(
-            f"folder {job.params['folder']}: {', '.join(unequal)} must be both an input and a published name"
+            f"folder {job.params['folder']}: {', '.join(unequal)} must be both an input and a name in the parameters"
         )
     return [package.Item(name, job.inputs[source]) for source, name in sorted(names.items())]
