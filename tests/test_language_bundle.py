@@ -315,12 +315,12 @@ def test_a_decoder_that_was_made_with_other_tables_is_refused(
 def test_other_tables_make_a_new_folder_though_the_decoder_keeps_its_bytes(
     tmp_path: Path, inputs: dict[str, Path]
 ) -> None:
-    """The store serves a folder by the digests of its inputs: without the tables it would serve one that names old tables."""
+    """The store serves a folder by its inputs' digests: without the tables it would serve one that names old tables."""
     from workflow_scripts.manifest import read_manifest
 
     before = build(tmp_path, inputs)
     known = read_manifest(manifest_path(before)).ingredients
-    inputs["beside_0"] = given.tables(tmp_path, "ef" * 32)
+    inputs["beside_0"] = given.tables(tmp_path, "0" * 64, made_from="ef" * 32)
     inputs["bundle_decoder"] = decoder(tmp_path, given.digest(inputs["beside_0"]))
     after = read_manifest(manifest_path(build(tmp_path, inputs))).ingredients
     assert after.inputs["bundle_decoder"] == known.inputs["bundle_decoder"]
