@@ -514,6 +514,7 @@ def judge_weights(run_stage, tiny_checkpoint, tmp_path):
 MATRIX = "layers.1.mlp.down_proj.weight"
 REPORT, SNR = "quality report against the stored weights", "mlp: least SNR of a tensor, dB"
 CODES = "mlp: a weight off its code"
+MEANS = "mlp: entries off the means of their weights, of what is allowed"
 BITS = "mlp: bits per weight as shipped"
 
 
@@ -557,7 +558,7 @@ def forget_tensor(weights):
     ("damage", "checks"),
     [
         (nothing, {}),
-        (swap_rows, {SNR: MATRIX, REPORT: MATRIX, CODES: MATRIX}),
+        (swap_rows, {SNR: MATRIX, REPORT: MATRIX, CODES: MATRIX, MEANS: MATRIX}),
         (raise_report, {REPORT: f"{MATRIX}: 60.0 dB, measured 4"}),
         (forget_in_report, {REPORT: MATRIX}),
         (alter_norm, {"76 vectors": "norm.weight"}),

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from workflow_scripts.gates.stored_codes import beyond_code, kept_to_the_bit
+from workflow_scripts.gates.stored_codes import beyond_code, kept_to_the_bit, off_means
 from workflow_scripts.quantize.linear import quantize_linear
 from workflow_scripts.quantize.palette import palettize
 from workflow_scripts.quantize.qat_grid import recover_grid
@@ -92,6 +92,34 @@ def test_a_codebook_that_descends_is_found():
     turned = Palette(15 - right.indices, right.codebook[:, ::-1].copy(), 32, 4)
     np.testing.assert_array_equal(turned.dequantize(), right.dequantize())
     assert beyond(PALETTE4, turned) == np.inf
+
+
+def evenly_spaced(weights, bits):
+    """Palettes that leave every weight its nearest entry, and are no k-means."""
+    books, indices = [], []
+    for values in weights.reshape(2, 32, 96):
+        even = np.linspace(values.min(), values.max(), 1 << bits).astype(np.float16)
+        indices.append(np.abs(values[..., None] - even.astype(np.float64)).argmin(-1))
+        books.append(even)
+    return Palette(np.concatenate(indices).astype(np.uint8), np.stack(books), 32, bits)
+
+
+@pytest.mark.parametrize("encoding", [PALETTE4, PALETTE8, replace(PALETTE8, tolerance=0.0)], ids=str)
+def test_palettes_that_are_no_means_of_their_weights_are_found(encoding):
+    weights = matrix(encoding).astype(np.float64)
+    assert off_means(stored(encoding), encoding.tolerance, ALL, weights) < 0.5
+    even = evenly_spaced(weights, encoding.bits)
+    assert beyond(encoding, even) <= 0
+    assert off_means(even, encoding.tolerance, ALL, weights) > 2
+    one = stored(encoding)
+    one.codebook[1, 3] = one.codebook[1, 2]  # one palette of two, one entry of all
+    assert off_means(one, encoding.tolerance, ALL, weights) > 1
+
+
+def test_palettes_of_so_few_values_that_all_are_kept_are_means():
+    weights = np.tile(np.array([-0.5, 0.25, 1.0]), (32, 8))
+    block = palettize(weights.astype(np.float32), 4, 32, "w")
+    assert off_means(Palette(block.indices, block.codebook, 32, 4), 0.0, slice(0, 32), weights) == 0
 
 
 def test_steps_off_the_grid_keep_fewer_weights_to_the_bit():

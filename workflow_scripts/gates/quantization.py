@@ -1,10 +1,10 @@
 """Gate `quantization`: how far a recipe's weights are from the checkpoint, apart from any bundle.
 
 Every tensor is compared anew with the checkpoint: it must be stored as the recipe says for its kind, every weight with
-the code that is nearest to it, and with a signal-to-noise ratio that reaches the floor of that encoding; ratios and
-sizes must be what the quality report says, which the writer of the weights made. The recipe's reference (torch,
-float32, stored weights) must choose the oracle's token at every gated position by the margin that the oracle itself had
-to have.
+the code that is nearest to it, palettes with the means of their weights, and with a signal-to-noise ratio that reaches
+the floor of that encoding; ratios and sizes must be what the quality report says, which the writer of the weights made.
+The recipe's reference (torch, float32, stored weights) must choose the oracle's token at every gated position by the
+margin that the oracle itself had to have.
 """
 
 import json
@@ -19,7 +19,7 @@ from workflow_scripts.blocks import row_blocks
 from workflow_scripts.checkpoint.reader import Checkpoint
 from workflow_scripts.errors import UserError
 from workflow_scripts.gates.oracle import Dialogue, Oracle
-from workflow_scripts.gates.stored_codes import beyond_code, kept_to_the_bit
+from workflow_scripts.gates.stored_codes import beyond_code, kept_to_the_bit, off_means
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.progress import track
 from workflow_scripts.quantize.kinds import HEAD, KINDS, matrix_kind
@@ -76,7 +76,8 @@ def _check_vectors(verdict: Verdict, checkpoint: Checkpoint, weights: Weights) -
 class Figures:
     """Of a stored matrix: how it is stored, SNR in dB (infinite: exact), number of weights, bytes in a bundle.
 
-    `beyond` is how far the worst weight is off its code (see `stored_codes`), `kept` how many are kept to the bit.
+    `beyond` is how far the worst weight is off its code, `off_means` how far its worst palette is off the means of its
+    weights (0 without palettes; see `stored_codes` for both), `kept` how many weights are kept to the bit.
     """
 
     encoding: str
@@ -84,12 +85,13 @@ class Figures:
     parameters: int
     bytes: int
     beyond: float
+    off_means: float
     kept: int
 
 
 def _figures(checkpoint: Checkpoint, weights: Weights, name: str, encoding: Encoding) -> Figures:
     stored, parameters = weights.linear(name), math.prod(checkpoint.shape(name))
-    ratio, beyond, kept = _compared(checkpoint, stored, name, encoding)
+    compared = _compared(checkpoint, stored, name, encoding)
     match stored:
         case Dense():
             text, size = stored.array.dtype.name, stored.array.nbytes
@@ -99,7 +101,7 @@ def _figures(checkpoint: Checkpoint, weights: Weights, name: str, encoding: Enco
             text, size = _integers(stored.bits, stored.block_size), stored.steps.nbytes
     if not isinstance(stored, Dense):
         size += parameters * stored.bits // 8  # the artifact spends a byte on every code
-    return Figures(text, ratio, parameters, size, beyond, kept)
+    return Figures(text, parameters=parameters, bytes=size, **compared)
 
 
 def _wanted(encoding: Encoding) -> str:
@@ -120,25 +122,34 @@ def _integers(bits: int, block_size: int) -> str:
     return f"{bits}-bit integers per {block_size} columns"
 
 
-def _compared(
-    checkpoint: Checkpoint, stored: Matrix, name: str, encoding: Encoding
-) -> tuple[float, float, int]:
-    """SNR in dB of a stored matrix against the checkpoint's, and `beyond` and `kept` of `Figures`; in blocks of rows.
+def _compared(checkpoint: Checkpoint, stored: Matrix, name: str, encoding: Encoding) -> dict[str, Any]:
+    """What `Figures` tells of a stored matrix against the checkpoint's, in blocks of rows of whole groups.
 
     All in float64. Raises UserError for a code beyond its width.
     """
-    signal, noise, beyond, kept = 0.0, 0.0, [], 0
-    for rows in row_blocks(checkpoint.shape(name)):
+    signal, noise, beyond, means, kept = 0.0, 0.0, [], [0.0], 0
+    group_size = stored.group_size if isinstance(stored, Palette) else 1
+    for rows in row_blocks(checkpoint.shape(name), multiple=group_size):
         _check_width(name, stored, rows)
         original = checkpoint.float32(name, rows).astype(np.float64)
         signal += float(np.square(original).sum())
         noise += float(np.square(original - stored.dequantize(rows)).sum())
         beyond.append(beyond_code(stored, encoding, rows, original))
+        if isinstance(stored, Palette) and isinstance(encoding, PaletteEncoding):
+            means.append(off_means(stored, encoding.tolerance, rows, original))
         kept += kept_to_the_bit(stored, rows, original) if _on_grid(encoding) else 0
-    worst = float(np.max(beyond))  # the first NaN, where there is one
+    return {
+        "snr_db": _decibels(signal, noise),
+        "beyond": float(np.max(beyond)),  # NaN, where there is one
+        "off_means": float(np.max(means)),
+        "kept": kept,
+    }
+
+
+def _decibels(signal: float, noise: float) -> float:
     if noise == 0.0:
-        return math.inf, worst, kept
-    return 10 * math.log10(signal / noise) if signal else -math.inf, worst, kept
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
 def _on_grid(encoding: Encoding) -> bool:
@@ -164,13 +175,22 @@ def _check_kind(verdict: Verdict, kind: str, encoding: Encoding, figures: dict[s
     if noisy:  # a tensor that is stored exactly has no noise
         worst = min(noisy, key=lambda name: (not math.isnan(noisy[name]), noisy[name]))
         verdict.at_least(f"{kind}: least SNR of a tensor, dB", noisy[worst], encoding.snr_floor_db, worst)
-    beyond = {name: found.beyond for name, found in figures.items()}
-    furthest = max(beyond, key=lambda name: (math.isnan(beyond[name]), beyond[name]))
-    verdict.at_most(f"{kind}: a weight off its code", beyond[furthest], 0.0, furthest)
+    _at_most(
+        verdict, f"{kind}: a weight off its code", 0.0, {n: found.beyond for n, found in figures.items()}
+    )
+    if isinstance(encoding, PaletteEncoding):
+        means = {name: found.off_means for name, found in figures.items()}
+        _at_most(verdict, f"{kind}: entries off the means of their weights, of what is allowed", 1.0, means)
     if _on_grid(encoding):
         shares = {name: found.kept / found.parameters for name, found in figures.items()}
         least = min(shares, key=lambda name: shares[name])
         verdict.at_least(f"{kind}: share of weights kept to the bit", shares[least], _LEAST_KEPT, least)
+
+
+def _at_most(verdict: Verdict, what: str, bound: float, by_tensor: dict[str, float]) -> None:
+    """The largest figure of a tensor; NaN counts as larger than any."""
+    worst = max(by_tensor, key=lambda name: (math.isnan(by_tensor[name]), by_tensor[name]))
+    verdict.at_most(what, by_tensor[worst], bound, worst)
 
 
 def _check_report(verdict: Verdict, path: Path, figures: dict[str, Figures]) -> None:

@@ -3,6 +3,7 @@
 What a stored value may be off its weight by:
 - plain numbers: nothing but the rounding to their type;
 - palettes: it lies between the midpoints to the entries beside its own, which is to say that no other is nearer;
+  Entries anywhere leave every weight a nearest one: that they are the means of their weights is asked apart.
 - integers: half a step; and where a code is at its end, what float16 took from the step, 2^-11 of it at most, times the
   code, 2^(bits - 1) at most;
   A step is the block's largest weight through the levels that the scheme leaves it, rounded to float16: with larger
@@ -43,6 +44,36 @@ def kept_to_the_bit(stored: Matrix, rows: slice, weights: np.ndarray) -> int:
     bits = stored.dequantize(rows).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return int((rounded.view(np.float32) == weights).sum())
+
+
+def off_means(stored: Palette, tolerance: float, rows: slice, weights: np.ndarray) -> float:
+    """What moving the entries to the means of their weights would save of the squared error, as a share of the allowed.
+
+    The worst palette of `rows`, which are whole groups; `weights` float64 [n, K] are those rows of the checkpoint. An
+    error of at most 1 + `tolerance` times the least, with entries rounded to float16 afterwards, lies above the least
+    by no more than `tolerance` times itself and the sum of the squared roundings, and so do entries that are means:
+    above 1 they come from somewhere else. Measured: k-means 0.05 to 0.4, evenly spaced entries 1.3 to a million.
+    """
+    return max(
+        _off_means(
+            stored.codebook[span.start // stored.group_size].astype(np.float64),
+            stored.indices[span].ravel(),
+            weights[_within(span, rows)].ravel(),
+            tolerance,
+        )
+        for span in _groups(stored, rows)
+    )
+
+
+def _off_means(entries: np.ndarray, indices: np.ndarray, weights: np.ndarray, tolerance: float) -> float:
+    counts = np.bincount(indices, minlength=len(entries))
+    sums = np.bincount(indices, weights, len(entries))
+    means = np.divide(sums, counts, out=entries.copy(), where=counts > 0)
+    saved = float((counts * np.square(entries - means)).sum())
+    rounding = np.maximum(_FLOAT16 * np.abs(entries), _SMALLEST / 2)
+    error = float(np.square(weights - entries[indices]).sum())
+    allowed = tolerance * error + float((counts * np.square(rounding)).sum())
+    return saved / allowed if saved else 0.0
 
 
 def _groups(stored: Palette, rows: slice) -> list[slice]:

@@ -70,6 +70,21 @@ MUTANTS = (
         "a weight off its code",
     ),
     _weights(
+        "palettes_evenly_spaced",
+        "entries lie evenly between the least and the largest weight, each weight with its nearest",
+        _INT4,
+        "palette.py",
+        "    if not np.isfinite(entries).all():\n",
+        "    for group, values in enumerate(groups.view(rows.dtype).astype(np.float64)):\n"
+        "        even = np.linspace(values.min(), values.max(), 1 << bits).astype(np.float16).astype(np.float64)\n"
+        "        indices[group] = np.searchsorted((even[1:] + even[:-1]) / 2, values)\n"
+        "        entries[group] = even\n"
+        "        error = np.square(values - even[indices[group]]).sum()\n"
+        "        squares[group] = np.square(values).sum(), error\n"
+        "    if not np.isfinite(entries).all():\n",
+        "entries off the means",
+    ),
+    _weights(
         "tensor_skipped",
         "one matrix stays float16",
         _LINEAR,
