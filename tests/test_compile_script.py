@@ -3,7 +3,9 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -53,13 +55,17 @@ def run(tmp_path, release):
     (tools / "xcrun").write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >> "{log}"\nexec sh "{fake}" "$@"\n')
     (tools / "xcrun").chmod(0o755)
 
-    def script(*arguments, shell="sh", says="ok", folder=release, **environment):
+    def prepared(*arguments, shell="sh", says="ok", folder=release, **environment):
         environment = {"PATH": f"{tools}:{os.environ['PATH']}", "FAKE_XCRUN": says, **environment}
-        command = [shell, str(folder / COMPILE_SCRIPT), *map(str, arguments)]
+        return [shell, str(folder / COMPILE_SCRIPT), *map(str, arguments)], environment
+
+    def script(*arguments, **more):
+        command, environment = prepared(*arguments, **more)
         return subprocess.run(
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
         )
 
+    script.prepared = prepared
     script.calls = lambda: [line for line in log.read_text().splitlines() if " compile " in line]
     return script
 
@@ -142,6 +148,26 @@ def test_each_failure_is_told_and_leaves_no_file(run, tmp_path, says, said, comp
         if path.is_file() and ".aimodelc" not in str(path.parent) and "_aotc_" not in str(path)
     ]
     assert not list(output.glob(".*"))
+
+
+def test_a_run_after_a_kill_compiles_the_rest_and_clears_up(run, tmp_path):
+    output = tmp_path / "out"
+    assert run(output, "h16c").returncode == 0
+    command, environment = run.prepared(output, says="slow", FAKE_XCRUN_SECONDS="60")
+    killed = subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    until = time.monotonic() + 20
+    while not list(output.glob(".compile-*/written/*")) and time.monotonic() < until:
+        time.sleep(0.02)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert list(output.glob(".compile-*/written/*.aimodelc")), "it was killed in the middle of its work"
+    assert made(output / "gpu-pipelined") == ["x_tbl_aotc_h16c/x_tbl.h16c.aimodelc"]
+    again = run(output)
+    assert again.returncode == 0 and "x_tbl_aotc_h16c is there already" in again.stdout
+    assert len(made(output)) == len(JOBS)
+    assert not list(output.glob(".compile-*"))
 
 
 def test_what_devices_refuse_is_not_kept_and_what_is_near_it_is_told(run, tmp_path):

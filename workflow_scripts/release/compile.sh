@@ -30,7 +30,11 @@ case $output/ in "$release"/*)
     stop "OUTPUT must lie outside of the release, which is $release"
     ;;
 esac
-work=$(mktemp -d "$output/.compile-XXXXXX")
+for left in "$output"/.compile-*; do # of a run that was killed: the number is its process
+    kill -0 "${left##*-}" 2>/dev/null || rm -rf "$left"
+done
+work=$output/.compile-$$
+mkdir "$work"
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM HUP
 made=0 failed=0 known=''
