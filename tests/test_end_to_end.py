@@ -153,10 +153,16 @@ def test_nothing_of_this_machine_is_in_the_release(clone, release):
         assert not trace.search(path.read_bytes()), path
 
 
+def states(folder):
+    """Every file and folder below, with what a write would change."""
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
+
+
 def test_chat_needs_the_folders_alone(clone, release, tmp_path):
     """The Mac's answers by itself, the phone's with the tables beside it; stdout is the reply and nothing else."""
     for folder in (*CHATS, "ios-frontend"):
         shutil.copytree(release / folder, tmp_path / folder)
+    before = states(tmp_path / "macos")
 
     def chat(folder, prompt):
         return run(
@@ -190,6 +196,7 @@ def test_chat_needs_the_folders_alone(clone, release, tmp_path):
     assert "longer than the 64 positions the set was exported for" in beyond.stderr
     assert alone.returncode == 1 and alone.stdout == ""
     assert "folder `ios-frontend` of the same release" in alone.stderr
+    assert states(tmp_path / "macos") == before  # so it may lie where nobody can write
     assert accents.stdout == "« Garçon » veut dire « boy », comme à l'école.\n"
 
 
