@@ -670,6 +670,13 @@ def test_a_required_gate_without_a_target_is_refused(gate, text, words):
     load_config(overlay(changed(text), {"gates": {"required": [], "reported": []}}))  # the rest of it is fine
 
 
+def test_agreement_without_a_gate_that_feeds_dialogues_is_refused():
+    with pytest.raises(UserError, match="compares the ids of tokens, long_run, chat, and none of them is"):
+        load_config(requiring("agreement", "{}"))
+    beside = overlay(requiring("agreement", "{}"), {"gates": {"required": ["agreement", "tokens"]}})
+    assert load_config(beside).agreeing() == ("tokens",)
+
+
 def test_a_reported_gate_is_not_required_too_and_has_something_to_judge():
     twice = overlay(requiring("gpu", "{}"), {"gates": {"reported": ["chat", "gpu"]}})
     with pytest.raises(UserError, match=r"gates\.reported: has gpu, which gates\.required has, too"):

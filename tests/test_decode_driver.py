@@ -84,7 +84,11 @@ def folders(run_stage, results, front):
         return run_stage(
             "package",
             name_of(form),
-            {"checkpoint": manifest_path(results["checkpoint"]), "bundle_decoder": manifest_path(decoder)},
+            {
+                "checkpoint": manifest_path(results["checkpoint"]),
+                "bundle_decoder": manifest_path(decoder),
+                "beside_0": manifest_path(results["tables"]),
+            },
             folder=name_of(form),
             driver="decode",
             bundles={"decoder": bundle},

@@ -76,6 +76,7 @@ ENGINE_RECIPES = tuple(
 )
 ENGINE_CONTEXT = 2048  # a chunk compares positions in float16, which is exact up to here
 
+FEEDING = ("tokens", "long_run", "chat")  # gates that feed a folder dialogues
 FRONTEND = "frontend"  # the role that another folder's raw tables (`tables_in`) can take over
 CHUNK = "chunk"  # stands for the roles chunk1, chunk2, ...: as many as there are
 DECODER = "decoder"  # stands for roles of any name: each is a folder of its own, where its role is this
@@ -365,8 +366,8 @@ class Config:
         return self.folders[folder.tables_in].tables
 
     def agreeing(self) -> tuple[str, ...]:
-        """The gates whose ids are compared between folders: those that feed dialogues, the long ones if required."""
-        return ("tokens", *(gate for gate in ("long_run", "chat") if gate in self.gates.required))
+        """The gates whose ids are compared between folders: those of the required ones that feed dialogues."""
+        return tuple(gate for gate in FEEDING if gate in self.gates.required)
 
     def gate_targets(self, gate: str, artifacts: Iterable[Artifact]) -> list[str]:
         """What a gate judges, each target by itself: published names, recipes, or the folders that can chat."""

@@ -13,6 +13,7 @@ from workflow_scripts.configuration.chunks import chunk_set_problems, engine_pro
 from workflow_scripts.configuration.data import (
     DECODE,
     DRIVERS,
+    FEEDING,
     FORMS,
     FRONTEND,
     GATES,
@@ -100,6 +101,8 @@ def _idle_problems(config: Config, gate: str) -> Iterator[str]:
     dialogues = config.oracle.dialogues.values()
     if not config.gate_targets(gate, config.judged().values()):
         yield f"{_NO_TARGET[GATES[gate]]}; add one, or take {gate} out"
+    if gate == "agreement" and not config.agreeing():
+        yield f"it compares the ids of {', '.join(FEEDING)}, and none of them is required; add one"
     if gate in ("numbers", "chunks", "fp16") and not any(d.numbers for d in dialogues):
         yield "no entry of oracle.dialogues has numbers: true to compare"
     if gate in ("tokens", "gpu") and all(d.fed_at_least >= LONG_RUN for d in dialogues):

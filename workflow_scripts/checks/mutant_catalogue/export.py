@@ -49,7 +49,7 @@ MUTANTS = (
         "model/kv_state.py",
         "cache[slot : slot + 1, :, :, self._count - 1 : self._count] = wide[None]\n"
         "            seen.append(cache[slot][..., :head_dim] if missing else cache[slot])",
-        "seen.append(cache[slot][..., :head_dim] if missing else cache[slot])\n"
+        "seen.append((cache[slot][..., :head_dim] if missing else cache[slot]).clone())\n"  # else it is a view
         "            cache[slot : slot + 1, :, :, self._count - 1 : self._count] = wide[None]",
         "logits against the decode reference",
     ),
@@ -192,7 +192,7 @@ MUTANTS = (
         "coreai/weights_bundle.py",
         '"recipe": weights.recipe,',
         '"recipe": weights.recipe, "made_from": str(weights.tree),',
-        "no path of",
+        "says its made_from",
     ),
     edited(
         "frontend_scale_shortened",

@@ -13,12 +13,6 @@ def _weights(
     return edited(name, fault, "quantization", recipe, file, old, new, check, alone, config=config)
 
 
-def _refused(name: str, fault: str, recipe: str, file: str, old: str, new: str, check: str) -> Mutant:
-    """A fault that leaves so little of a tensor that the stage does not go on."""
-    judged, file = (f"gates/quantization/{recipe}",), f"quantize/{file}"
-    return edited(name, fault, "stage weights", recipe, file, old, new, check, judged=judged)
-
-
 MUTANTS = (
     _weights(
         "steps_of_a_neighbour",
@@ -29,7 +23,7 @@ MUTANTS = (
         'writer.write(f"{name}.steps", np.roll(np.concatenate(steps), 1, axis=1))',
         "least SNR",
     ),
-    _refused(
+    _weights(
         "blocks_across_rows",
         "the steps are those of blocks along the columns",
         _LINEAR,
@@ -37,7 +31,7 @@ MUTANTS = (
         "block_peaks(rows, block_size, name, first_row) / levels_to_peak",
         "block_peaks(np.ascontiguousarray(rows.T).reshape(rows.shape), block_size, name, first_row)"
         " / levels_to_peak",
-        "signal-to-noise",
+        "a weight off its code",
     ),
     _weights(
         "codebook_of_the_group_before",
