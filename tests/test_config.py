@@ -629,7 +629,9 @@ def ids(count):
     return [2] * count
 
 
-@pytest.mark.parametrize("gate", [gate for gate in GATES if gate != "agreement"])  # it compares what others found
+@pytest.mark.parametrize(
+    "gate", [gate for gate in GATES if gate != "agreement"]
+)  # it compares what others found
 def test_every_gate_can_be_required_of_the_default_alone(gate):
     assert load_config(requiring(gate, "{}")).gates.required == (gate,)
 
