@@ -15,7 +15,7 @@ from workflow_scripts.checks.clone import build, copy_project
 from workflow_scripts.config import DEFAULT
 
 pytestmark = pytest.mark.end_to_end
-ROUNDS, KILLS = 5, 4  # twenty kills; the runs of a round go on where the killed one before stopped
+ROUNDS, KILLS = 3, 4  # twelve kills; the runs of a round go on where the killed one before stopped
 DECLARED = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
 # The tables' release: few jobs of the same runner as all others, so that so many runs cost a minute.
 SMALL = {
