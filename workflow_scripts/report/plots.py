@@ -1,26 +1,32 @@
 """The report's figures: narrow and tall, with one column of panels, so that they can be read on a phone.
 
-Colours are Okabe and Ito's (2008), which the colour-blind can tell apart. A figure without anything to show says so.
+Colours are Okabe and Ito's (2008), which the colour-blind can tell apart; black is left to bounds. A figure without
+anything to show says so.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from workflow_scripts.gates.verdict import FOUND_BYTES, PREDICTED_BYTES
 from workflow_scripts.quantize.recipes import RECIPES
 from workflow_scripts.report.facts import Facts, Gate
 from workflow_scripts.report.summary import shorten, stage_rows
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_BOUND = {"color": "#D55E00", "linestyle": "--", "linewidth": 1.2}
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_BOUND = {"color": "black", "linestyle": "--", "linewidth": 1.0}
+_MARKERS = ".x^s"
+_EXACT_DB = 120  # above it only the rounding of float32 is left (some 150 dB), below it what a recipe lost
 _WIDTH = 4.4  # inches: at a phone's 390 pixels the text has some 11 of them
 _STYLE = {
     "font.size": 9,
@@ -59,6 +65,12 @@ def _nothing(path: Path, title: str, why: str) -> None:
         axes.text(0.5, 0.5, why, ha="center", va="center", wrap=True)
 
 
+def _legend(axes: Axes, handles: Sequence[Artist]) -> None:
+    """A panel that holds the legend of those below it, where it covers nothing."""
+    axes.set_axis_off()
+    axes.legend(handles=handles, loc="center", ncols=2, borderpad=0)
+
+
 def _bars(axes: Axes, labels: Sequence[str], values: Sequence[float], text: Callable[[float], str]) -> None:
     """Horizontal bars from top to bottom, each with its figure."""
     places = np.arange(len(labels))
@@ -80,7 +92,7 @@ def sizes(facts: Facts, path: Path) -> None:
     if not found:
         _nothing(path, title, "no bundle in this release")
         return
-    with _panels(path, title, [0.27 * len(found) + 0.6]) as (axes,):
+    with _panels(path, title, [0.2, 0.27 * len(found) + 0.6]) as (legend, axes):
         names = [
             name.removeprefix(f"{facts.release['slug']}_").removesuffix(".aimodel") for name, *_ in found
         ]
@@ -88,32 +100,34 @@ def sizes(facts: Facts, path: Path) -> None:
         places = np.arange(len(found))
         axes.plot([p for *_, p in found], places, "|", color=COLOURS[1], markersize=14, label="predicted")
         axes.set_xlabel("MB (1e6 bytes)")
-        axes.legend(loc="upper right")
+        _legend(legend, axes.get_legend_handles_labels()[0])
 
 
 def margins(facts: Facts, path: Path) -> None:
-    """Of every figure with a bound the share of the bound that it used."""
+    """Of every figure with a margin to its bound the share of the bound that it used."""
     title = "How much of each bound was used"
     kinds: dict[str, list[float]] = {}
     for gate in facts.gates:
-        used = [check.used for check in gate.checks if check.used is not None]
+        used = [check.margin for check in gate.checks if check.margin is not None]
         kinds.setdefault(gate.gate, []).extend(used)
     kinds = {kind: used for kind, used in kinds.items() if used}
     if not kinds:
-        _nothing(path, title, "no gate of this release has a figure with a bound")
+        _nothing(path, title, "no gate of this release has a figure with a margin")
         return
     with _panels(path, title, [0.33 * len(kinds) + 0.7]) as (axes,):
         for place, used in enumerate(kinds.values()):
             shares = np.clip(used, 1e-4, 10)
-            spread = np.linspace(-0.25, 0.25, len(shares)) if len(shares) > 1 else [0.0]
-            axes.plot(shares, place + np.array(spread), "o", color=COLOURS[0], markersize=3.5, alpha=0.6)
+            spread = place + np.linspace(-0.25, 0.25, len(shares) + 2)[1:-1]
+            failed = shares > 1
+            axes.plot(shares[~failed], spread[~failed], "o", color=COLOURS[0], markersize=3.5, alpha=0.6)
+            axes.plot(shares[failed], spread[failed], "X", color=COLOURS[1], markersize=7)
         axes.axvline(1.0, **_BOUND)
         axes.annotate("bound", (1.0, 1.01), xycoords=("data", "axes fraction"), ha="center", fontsize=8)
         axes.set_yticks(range(len(kinds)), [f"{kind} ({len(used)})" for kind, used in kinds.items()])
-        axes.invert_yaxis()
+        axes.set_ylim(len(kinds) - 0.5, -0.5)
         axes.set_xscale("log")
-        axes.set_xlim(0.8e-4, 3)
-        axes.set_xlabel("found / bound (1e-4 and less at the left edge)")
+        axes.set_xlim(0.8e-4, 13)
+        axes.set_xlabel("found / bound (crosses failed; the ends hold what lies beyond)")
 
 
 def errors(facts: Facts, path: Path) -> None:
@@ -126,7 +140,7 @@ def errors(facts: Facts, path: Path) -> None:
 def divergences(facts: Facts, path: Path) -> None:
     """KL divergence from the original at every position of the long run, folder by folder."""
     title = "KL divergence over the long run"
-    _series(facts, path, title, _having(facts, "long_run", "KL"), "nats", "no long run in this release")
+    _series(facts, path, title, _having(facts, "long_run", "KL"), "nats", "no long run in this release", True)
 
 
 def _having(facts: Facts, kind: str, word: str) -> list[tuple[Gate, dict[str, list[float]]]]:
@@ -142,23 +156,43 @@ def _series(
     gates: Sequence[tuple[Gate, dict[str, list[float]]]],
     unit: str,
     nothing: str,
+    of_mean: bool = False,
 ) -> None:
+    """A panel for each gate with its series and the smallest and largest of its bounds."""
     if not gates:
         _nothing(path, title, nothing)
         return
-    with _panels(path, title, [1.25] * len(gates)) as panels:
+    looks = _looks(gates)
+    with _panels(path, title, [0.17 * (len(looks) // 2 + 1), *[1.25] * len(gates)]) as (legend, *panels):
+        lines = [Line2D([], [], label=shorten(name, 34), **look) for name, look in looks.items()]
+        _legend(legend, [*lines, Line2D([], [], label="bound of the mean" if of_mean else "bound", **_BOUND)])
         for axes, (gate, series) in zip(panels, gates, strict=True):
             name = gate.target.rpartition("/")[2].removeprefix(f"{facts.release['slug']}_")
             axes.set_title(name.removesuffix(".aimodel") + _mean(gate), loc="left")
-            for colour, (series_name, values) in zip(COLOURS * 3, series.items(), strict=False):
+            for series_name, values in series.items():
                 points = np.maximum(np.array([np.nan if v is None else v for v in values]), 1e-9)
-                axes.plot(points, ".-", color=colour, linewidth=0.8, markersize=3, label=series_name[:28])
-            bounds = [b for n, b in gate.bounds.items() if n in series or ("KL" in n and unit == "nats")]
+                axes.plot(points, linewidth=0.8, **looks[series_name])
+            bounds = [b for n, b in gate.bounds.items() if n in series or (of_mean and "KL" in n)]
             for bound in sorted({min(bounds), max(bounds)}) if bounds else []:
                 axes.axhline(bound, **_BOUND)
             axes.set_yscale("log")
             axes.set_ylabel(unit)
-        panels[-1].set_xlabel("position (dashed: bound; of the mean for KL)")
+        panels[-1].set_xlabel("position")
+
+
+def _looks(gates: Sequence[tuple[Gate, dict[str, list[float]]]]) -> dict[str, dict[str, Any]]:
+    """Name of a series -> its look, the same in all panels: a colour for a dialogue, a marker for what it is compared with."""
+    names = sorted({name for _, series in gates for name in series})
+    dialogues, kinds = (list(dict.fromkeys(name.partition(": ")[end] for name in names)) for end in (0, 2))
+    return {
+        name: {
+            "color": COLOURS[dialogues.index(dialogue) % len(COLOURS)],
+            "marker": _MARKERS[kinds.index(kind) % len(_MARKERS)],
+            "markersize": 4,
+        }
+        for name in names
+        for dialogue, _, kind in [name.partition(": ")]
+    }
 
 
 def _mean(gate: Gate) -> str:
@@ -179,20 +213,42 @@ def signal(facts: Facts, path: Path) -> None:
     if not curves:
         _nothing(path, title, "no recipe with noise in this release")
         return
-    with _panels(path, title, [1.4] * len(curves)) as panels:
+    with _panels(path, title, [1.6] * len(curves)) as panels:
         for axes, (recipe, layers) in zip(panels, curves.items(), strict=True):
             axes.set_title(recipe, loc="left")
+            encodings = RECIPES[recipe].encodings if recipe in RECIPES else {}
+            for floor in {entry.snr_floor_db for kind, entry in encodings.items() if kind in layers}:
+                axes.axhline(floor, label="floor", **_BOUND)
             for colour, (kind, points) in zip(COLOURS, sorted(layers.items()), strict=False):
+                lossy = {layer: snr for layer, snr in points.items() if snr < _EXACT_DB}
                 axes.plot(
-                    *zip(*sorted(points.items()), strict=True), "o-", color=colour, markersize=3, label=kind
+                    sorted(points),
+                    [lossy.get(layer, np.nan) for layer in sorted(points)],
+                    "o-",
+                    color=colour,
+                    markersize=3,
+                    label=kind,
                 )
-            if recipe in RECIPES:
-                floors = {e.snr_floor_db for kind, e in RECIPES[recipe].encodings.items() if kind in layers}
-                for floor in floors:
-                    axes.axhline(floor, **_BOUND)
+                _mark_exact(axes, points.keys() - lossy.keys(), colour, f"{kind}: exact")
+            axes.margins(y=0.25)
             axes.set_ylabel("dB")
-            axes.legend(loc="best", ncols=2)
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         panels[-1].set_xlabel("layer")
+
+
+def _mark_exact(axes: Axes, layers: Collection[int], colour: str, label: str) -> None:
+    """Layers that lost nothing stand at the upper edge, off the scale of those that did."""
+    if layers:
+        places = axes.get_xaxis_transform()  # x: layers; y: share of the height
+        axes.plot(
+            sorted(layers),
+            [0.96] * len(layers),
+            "^",
+            color=colour,
+            markersize=5,
+            label=label,
+            transform=places,
+        )
 
 
 def _by_layer(report: dict) -> dict[str, dict[int, float]]:
@@ -214,12 +270,15 @@ def jobs(facts: Facts, path: Path) -> None:
         _nothing(path, title, "no job ran: every result came from the store")
         return
     height = 0.24 * len(rows) + 0.6
-    labels = [f"{stage} ({count})" for stage, count, *_ in rows]
     with _panels(path, title, [height, height]) as (time, memory):
-        _bars(time, labels, [seconds for *_, seconds, _ in rows], lambda value: f"{value:,.1f}")
-        time.set_xlabel("seconds, all jobs of a stage (number)")
-        _bars(memory, labels, [peak / 2**20 for *_, peak in rows], lambda value: f"{value:,.0f}")
-        memory.set_xlabel("MiB of anonymous memory, largest job")
+        longest = sorted(((seconds, f"{stage} ({count})") for stage, count, seconds, _ in rows), reverse=True)
+        time.set_title("Seconds, all jobs of a stage (number)", loc="left")
+        _bars(time, [name for _, name in longest], [s for s, _ in longest], lambda value: f"{value:,.1f}")
+        time.set_xlabel("seconds")
+        largest = sorted(((peak / 2**20, stage) for stage, _, _, peak in rows), reverse=True)
+        memory.set_title("Anonymous memory, largest job of a stage", loc="left")
+        _bars(memory, [name for _, name in largest], [p for p, _ in largest], lambda value: f"{value:,.0f}")
+        memory.set_xlabel("MiB")
 
 
 PLOTS = {
