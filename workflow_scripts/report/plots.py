@@ -181,7 +181,7 @@ def _series(
 
 
 def _looks(gates: Sequence[tuple[Gate, dict[str, list[float]]]]) -> dict[str, dict[str, Any]]:
-    """Name of a series -> its look, the same in all panels: a colour for a dialogue, a marker for what it is compared with."""
+    """Name of a series -> its look in every panel: a colour for a dialogue, a marker for what it is compared with."""
     names = sorted({name for _, series in gates for name in series})
     dialogues, kinds = (list(dict.fromkeys(name.partition(": ")[end] for name in names)) for end in (0, 2))
     return {
