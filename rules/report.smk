@@ -76,4 +76,4 @@ rule report:
         f"report: {RESULTS}/report.html"
     shell:
         "python -m snakemake {params.config} --nolock --report {output:q} "
-        "--report-html-stylesheet-path {input.style:q} -- {input.pages:q} > {log:q} 2>&1"
+        "--report-stylesheet {input.style:q} -- {input.pages:q} > {log:q} 2>&1"

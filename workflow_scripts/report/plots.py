@@ -163,15 +163,15 @@ def _series(
         _nothing(path, title, nothing)
         return
     looks = _looks(gates)
-    with _panels(path, title, [0.17 * (len(looks) // 2 + 1), *[1.25] * len(gates)]) as (legend, *panels):
-        lines = [Line2D([], [], label=shorten(name, 34), **look) for name, look in looks.items()]
-        _legend(legend, [*lines, Line2D([], [], label="bound of the mean" if of_mean else "bound", **_BOUND)])
+    handles = _keys(looks) + [Line2D([], [], label="bound of the mean" if of_mean else "bound", **_BOUND)]
+    with _panels(path, title, [0.17 * ((len(handles) + 1) // 2), *[1.25] * len(gates)]) as (legend, *panels):
+        _legend(legend, handles)
         for axes, (gate, series) in zip(panels, gates, strict=True):
             name = gate.target.rpartition("/")[2].removeprefix(f"{facts.release['slug']}_")
             axes.set_title(name.removesuffix(".aimodel") + _mean(gate), loc="left")
             for series_name, values in series.items():
                 points = np.maximum(np.array([np.nan if v is None else v for v in values]), 1e-9)
-                axes.plot(points, linewidth=0.8, **looks[series_name])
+                axes.plot(points, linewidth=0.8, markersize=4, **looks[series_name])
             bounds = [b for n, b in gate.bounds.items() if n in series or (of_mean and "KL" in n)]
             for bound in sorted({min(bounds), max(bounds)}) if bounds else []:
                 axes.axhline(bound, **_BOUND)
@@ -180,19 +180,38 @@ def _series(
         panels[-1].set_xlabel("position")
 
 
-def _looks(gates: Sequence[tuple[Gate, dict[str, list[float]]]]) -> dict[str, dict[str, Any]]:
-    """Name of a series -> its look in every panel: a colour for a dialogue, a marker for what it is compared with."""
+def _looks(gates: Sequence[tuple[Gate, dict[str, list[float]]]]) -> dict[str, dict[str, str]]:
+    """Name of a series -> its look in every panel: a colour for a dialogue, a marker for what it is compared with.
+
+    A core with states is fed a dialogue in several ways, `<dialogue>, <way>: <comparison>`, which look the same.
+    """
     names = sorted({name for _, series in gates for name in series})
-    dialogues, kinds = (list(dict.fromkeys(name.partition(": ")[end] for name in names)) for end in (0, 2))
+    parts = {name: _dialogue_and_comparison(name) for name in names}
+    dialogues, comparisons = (list(dict.fromkeys(part[end] for part in parts.values())) for end in (0, 1))
     return {
         name: {
             "color": COLOURS[dialogues.index(dialogue) % len(COLOURS)],
-            "marker": _MARKERS[kinds.index(kind) % len(_MARKERS)],
-            "markersize": 4,
+            "marker": _MARKERS[comparisons.index(comparison) % len(_MARKERS)],
         }
-        for name in names
-        for dialogue, _, kind in [name.partition(": ")]
+        for name, (dialogue, comparison) in parts.items()
     }
+
+
+def _dialogue_and_comparison(series: str) -> tuple[str, str]:
+    name, _, comparison = series.partition(": ")
+    return name.partition(", ")[0], comparison
+
+
+def _keys(looks: dict[str, dict[str, str]]) -> list[Line2D]:
+    """What a legend says of these looks: each dialogue with its colour, each comparison with its marker."""
+    colours, markers = {}, {}
+    for series, look in looks.items():
+        dialogue, comparison = _dialogue_and_comparison(series)
+        colours[dialogue] = Line2D([], [], color=look["color"], label=shorten(dialogue, 34))
+        markers[comparison] = Line2D(
+            [], [], color="grey", marker=look["marker"], linestyle="", label=shorten(comparison, 34)
+        )
+    return [*colours.values(), *(markers.values() if len(markers) > 1 else [])]
 
 
 def _mean(gate: Gate) -> str:
