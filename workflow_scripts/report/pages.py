@@ -86,7 +86,7 @@ def _why(gate: Gate) -> str:
 def _reasons(facts: Facts) -> str:
     """How many gates of a kind this host could not run, and why."""
     why = Counter((gate.gate, gate.reason or "") for gate in facts.gates if gate.verdict == "not_run")
-    return "; ".join(f"{count} of {kind}: {reason}" for (kind, reason), count in why.items())
+    return "; ".join(f"{kind} ({count}): {reason}" for (kind, reason), count in why.items())
 
 
 def _not_compiled(facts: Facts) -> str:

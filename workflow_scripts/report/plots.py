@@ -7,7 +7,6 @@ anything to show says so.
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -127,7 +126,7 @@ def margins(facts: Facts, path: Path) -> None:
         axes.set_ylim(len(kinds) - 0.5, -0.5)
         axes.set_xscale("log")
         axes.set_xlim(0.8e-4, 13)
-        axes.set_xlabel("found / bound (crosses failed; the ends hold what lies beyond)")
+        axes.set_xlabel("found / bound (a cross failed)")
 
 
 def errors(facts: Facts, path: Path) -> None:
@@ -163,7 +162,7 @@ def _series(
         _nothing(path, title, nothing)
         return
     looks = _looks(gates)
-    handles = _keys(looks) + [Line2D([], [], label="bound of the mean" if of_mean else "bound", **_BOUND)]
+    handles = [*_keys(looks), Line2D([], [], label="bound of the mean" if of_mean else "bound", **_BOUND)]
     with _panels(path, title, [0.17 * ((len(handles) + 1) // 2), *[1.25] * len(gates)]) as (legend, *panels):
         _legend(legend, handles)
         for axes, (gate, series) in zip(panels, gates, strict=True):
@@ -235,24 +234,36 @@ def signal(facts: Facts, path: Path) -> None:
     with _panels(path, title, [1.6] * len(curves)) as panels:
         for axes, (recipe, layers) in zip(panels, curves.items(), strict=True):
             axes.set_title(recipe, loc="left")
-            encodings = RECIPES[recipe].encodings if recipe in RECIPES else {}
-            for floor in {entry.snr_floor_db for kind, entry in encodings.items() if kind in layers}:
-                axes.axhline(floor, label="floor", **_BOUND)
+            _draw_floors(axes, recipe, layers.keys())
             for colour, (kind, points) in zip(COLOURS, sorted(layers.items()), strict=False):
                 lossy = {layer: snr for layer, snr in points.items() if snr < _EXACT_DB}
-                axes.plot(
-                    sorted(points),
-                    [lossy.get(layer, np.nan) for layer in sorted(points)],
-                    "o-",
-                    color=colour,
-                    markersize=3,
-                    label=kind,
-                )
+                if lossy:
+                    heights = [lossy.get(layer, np.nan) for layer in sorted(points)]
+                    axes.plot(sorted(points), heights, "o-", color=colour, markersize=3, label=kind)
                 _mark_exact(axes, points.keys() - lossy.keys(), colour, f"{kind}: exact")
             axes.margins(y=0.25)
             axes.set_ylabel("dB")
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         panels[-1].set_xlabel("layer")
+
+
+def _draw_floors(axes: Axes, recipe: str, kinds: Collection[str]) -> None:
+    """The least SNR that a recipe lets pass, for each kind of matrix."""
+    encodings = RECIPES[recipe].encodings if recipe in RECIPES else {}
+    floors: dict[float, list[str]] = {}
+    for kind in sorted(kinds & encodings.keys()):
+        floors.setdefault(encodings[kind].snr_floor_db, []).append(kind)
+    for floor, held in floors.items():
+        axes.axhline(floor, **_BOUND)
+        axes.annotate(
+            f"floor: {', '.join(held)}",
+            (0.99, floor),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="right",
+            fontsize=7,
+        )
 
 
 def _mark_exact(axes: Axes, layers: Collection[int], colour: str, label: str) -> None:
@@ -291,11 +302,11 @@ def jobs(facts: Facts, path: Path) -> None:
     height = 0.24 * len(rows) + 0.6
     with _panels(path, title, [height, height]) as (time, memory):
         longest = sorted(((seconds, f"{stage} ({count})") for stage, count, seconds, _ in rows), reverse=True)
-        time.set_title("Seconds, all jobs of a stage (number)", loc="left")
+        time.set_title("Seconds, all jobs of a stage (number)", loc="right")
         _bars(time, [name for _, name in longest], [s for s, _ in longest], lambda value: f"{value:,.1f}")
         time.set_xlabel("seconds")
         largest = sorted(((peak / 2**20, stage) for stage, _, _, peak in rows), reverse=True)
-        memory.set_title("Anonymous memory, largest job of a stage", loc="left")
+        memory.set_title("Anonymous memory, largest job of a stage", loc="right")
         _bars(memory, [name for _, name in largest], [p for p, _ in largest], lambda value: f"{value:,.0f}")
         memory.set_xlabel("MiB")
 
