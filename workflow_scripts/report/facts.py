@@ -1,6 +1,7 @@
 """Everything that the summary and the report show, read from the results of one model."""
 
 import json
+import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -184,7 +185,7 @@ def _check(check: dict[str, Any], bounds: dict[str, float], measured: dict[str, 
     if bound is not None and isinstance(found, int | float):
         at_least = check["expected"].startswith(">=")
         above, below = (bound, found) if at_least else (found, bound)
-        used = above / below if below > 0 else float(above > below)
+        used = above / below if below > 0 else math.inf if above > below else 0.0
         kind = _kind(name, bound, found, at_least)
     text = check["found"] if found is None else f"{found:.4g}"
     return Check(name, check["expected"], text, check["passed"], used, kind)

@@ -22,6 +22,7 @@ summary { cursor: pointer; padding: 0.2rem 0; } div { overflow-x: auto; }
 """
 VERDICT = "verdict.html"
 """What the report's first page shows: a part of it, no page."""
+_FIRST = 12  # failed checks on the first page
 Rows = Sequence[Sequence[str]]
 
 
@@ -55,7 +56,6 @@ def write(facts: Facts, out: Path) -> list[Path]:
 def verdict(facts: Facts) -> str:
     """The first thing to read: whether there is a release, and how many gates say so. HTML without a frame."""
     counts = Counter(gate.verdict for gate in facts.gates)
-    stopping = facts.stopping()
     rows = [
         ("Gates passed", f"{counts['pass']} of {len(facts.gates) + len(facts.unreached)}"),
         ("Failed", str(counts["fail"])),
@@ -72,15 +72,26 @@ def verdict(facts: Facts) -> str:
         for name, text in rows
         if text not in ("0", "")
     )
-    return f'<div class="verdict">{head}{"".join(map(_why, stopping))}<table>{lines}</table></div>\n'
+    return f'<div class="verdict">{head}{_why(facts)}<table>{lines}</table></div>\n'
 
 
-def _why(gate: Gate) -> str:
-    """Why a gate stops the release: the checks that failed, or what it could not run."""
-    title = html.escape(f"{gate.gate} on {gate.target}: {gate.verdict}")
-    rows = [_check_row(check) for check in gate.checks if not check.passed]
-    said = _table([_CHECK_HEAD, *rows]) if rows else f"<p>{html.escape(gate.reason or '')}</p>"
-    return f"<h3>{title}</h3>{said}"
+def _why(facts: Facts) -> str:
+    """What stopped a release: the first of the checks that failed, or what a required gate could not run."""
+    rows = [
+        (gate.gate, gate.target, check.name, check.expected, check.found)
+        for gate in facts.stopping()
+        for check in gate.checks
+        if not check.passed
+    ]
+    rows += [
+        (gate.gate, gate.target, "the gate runs", "it is required", gate.reason or "")
+        for gate in facts.stopping()
+        if gate.verdict == "not_run"
+    ]
+    if not rows:
+        return ""
+    more = f"<p>And {len(rows) - _FIRST} more, see the gates.</p>" if len(rows) > _FIRST else ""
+    return _table([("gate", "on", "check", "expected", "found"), *rows[:_FIRST]]) + more
 
 
 def _reasons(facts: Facts) -> str:

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 
 from workflow_scripts.gates.verdict import FOUND_BYTES, PREDICTED_BYTES
 from workflow_scripts.quantize.recipes import RECIPES
-from workflow_scripts.report.facts import Facts, Gate
+from workflow_scripts.report.facts import Check, Facts, Gate
 from workflow_scripts.report.summary import shorten, stage_rows
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -105,24 +105,23 @@ def sizes(facts: Facts, path: Path) -> None:
 def margins(facts: Facts, path: Path) -> None:
     """Of every figure with a margin to its bound the share of the bound that it used."""
     title = "How much of each bound was used"
-    kinds: dict[str, list[float]] = {}
+    kinds: dict[str, list[Check]] = {}
     for gate in facts.gates:
-        used = [check.margin for check in gate.checks if check.margin is not None]
-        kinds.setdefault(gate.gate, []).extend(used)
-    kinds = {kind: used for kind, used in kinds.items() if used}
+        if bounded := [check for check in gate.checks if check.margin is not None]:
+            kinds.setdefault(gate.gate, []).extend(bounded)
     if not kinds:
         _nothing(path, title, "no gate of this release has a figure with a margin")
         return
     with _panels(path, title, [0.33 * len(kinds) + 0.7]) as (axes,):
-        for place, used in enumerate(kinds.values()):
-            shares = np.clip(used, 1e-4, 10)
+        for place, bounded in enumerate(kinds.values()):
+            shares = np.clip([check.margin for check in bounded], 1e-4, 10)
             spread = place + np.linspace(-0.25, 0.25, len(shares) + 2)[1:-1]
-            failed = shares > 1
+            failed = np.array([not check.passed for check in bounded])
             axes.plot(shares[~failed], spread[~failed], "o", color=COLOURS[0], markersize=3.5, alpha=0.6)
             axes.plot(shares[failed], spread[failed], "X", color=COLOURS[1], markersize=7)
         axes.axvline(1.0, **_BOUND)
         axes.annotate("bound", (1.0, 1.01), xycoords=("data", "axes fraction"), ha="center", fontsize=8)
-        axes.set_yticks(range(len(kinds)), [f"{kind} ({len(used)})" for kind, used in kinds.items()])
+        axes.set_yticks(range(len(kinds)), [f"{kind} ({len(bounded)})" for kind, bounded in kinds.items()])
         axes.set_ylim(len(kinds) - 0.5, -0.5)
         axes.set_xscale("log")
         axes.set_xlim(0.8e-4, 13)
