@@ -4,11 +4,16 @@ import html
 import json
 import math
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 
 import pytest
+import yaml
 
 from workflow_scripts import manifest
+from workflow_scripts.checks.clone import copy_project
+from workflow_scripts.config import DEFAULT
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import write_json
 from workflow_scripts.gates.verdict import BY_POSITION, FOUND_BYTES, PREDICTED_BYTES, Verdict
@@ -308,3 +313,34 @@ def test_figures_by_position_stay_out_of_the_verdict(tmp_path):
 def test_long_names_lose_their_middle(text):
     found = shorten(text, 40)
     assert len(found) <= 40 and (found == text) == (len(text) <= 40)
+
+
+@pytest.mark.end_to_end
+def test_a_failed_gate_gets_a_report_and_the_next_run_its_own(tmp_path):
+    """The tables' release, with a bound that nothing meets; then with the right one, and nothing else said."""
+    project = tmp_path / "project"
+    copy_project(project)
+    declared = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
+    small = {
+        "folders": {name: None for name in declared["folders"] if name != "ios-frontend"},
+        "gates": {"required": ["tables"], "reported": [], "evidence": []},
+        "artifacts": {"head_fp16": None},
+    }
+    (project / "small.yaml").write_text(yaml.safe_dump(small))
+    command = [sys.executable, "-m", "snakemake", "-j2", "report", "--configfile", "small.yaml"]
+    page = project / "results/gemma-4-tiny/report.html"
+    bounds = project / "workflow_scripts/gates/tables.py"
+    right = bounds.read_text()
+    bounds.write_text(right.replace('in ulp", value, 0.5', 'in ulp", value, 1e-9'))
+    failed = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert (
+        failed.returncode == 1
+        and "what stopped the release: results/gemma-4-tiny/report.html" in failed.stderr
+    )
+    said = page.read_text(encoding="utf-8")
+    assert "Failed: no release was made" in said and "embed_tokens.weight: error of a scale, in ulp" in said
+    bounds.write_text(right)
+    subprocess.run(command, cwd=project, capture_output=True, check=True)
+    said = page.read_text(encoding="utf-8")
+    assert "Passed</h2>" in said and "Failed: no release" not in said
+    assert "max-width: 700px" in said  # the style of a phone is in it
