@@ -246,8 +246,8 @@ def test_a_run_that_a_gate_stopped_shows_that_gate_first_with_bound_and_value(re
     facts = stopped(results)
     pages.write(facts, tmp_path / "out")
     first = text_of((tmp_path / "out/verdict.html").read_text())
-    assert first.startswith("Failed: no release was made gate on check expected found numbers t_core.aimodel")
-    assert f"{LOGITS} <= 0.5 0.75" in first and "Gates passed 1 of 3 Failed 1" in first
+    assert first.startswith("Failed: no release was made numbers on t_core.aimodel")
+    assert f"{LOGITS}: expected <= 0.5, found 0.75" in first and "Gates passed 1 of 3 Failed 1" in first
     judged = text_of((tmp_path / "out/gates.html").read_text())
     assert judged.startswith("t What stopped the release fail numbers on t_core.aimodel") and "1.5" in judged
     assert "No release was made" in (tmp_path / "out/built.html").read_text()
@@ -268,7 +268,7 @@ def test_a_verdict_of_an_earlier_run_is_not_taken_for_one_of_this(results):
 def test_a_required_gate_that_was_not_run_stops_a_release(results):
     facts = stopped(results, pending=(), required=("numbers_t_core.aimodel", "gpu_macos"))
     assert [gate.gate for gate in facts.stopping()] == ["gpu", "numbers"]
-    assert "gpu macos the gate runs it is required this host has no Metal" in text_of(pages.verdict(facts))
+    assert "gpu on macos required, and not run: this host has no Metal" in text_of(pages.verdict(facts))
 
 
 def test_every_series_of_a_figure_by_position_is_in_its_legend(results, tmp_path):

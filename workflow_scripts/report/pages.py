@@ -77,21 +77,24 @@ def verdict(facts: Facts) -> str:
 
 def _why(facts: Facts) -> str:
     """What stopped a release: the first of the checks that failed, or what a required gate could not run."""
-    rows = [
-        (gate.gate, gate.target, check.name, check.expected, check.found)
+    said = [
+        (gate, f"{check.name}: expected {check.expected}, found {check.found}")
         for gate in facts.stopping()
         for check in gate.checks
         if not check.passed
     ]
-    rows += [
-        (gate.gate, gate.target, "the gate runs", "it is required", gate.reason or "")
+    said += [
+        (gate, f"required, and not run: {gate.reason}")
         for gate in facts.stopping()
         if gate.verdict == "not_run"
     ]
-    if not rows:
-        return ""
-    more = f"<p>And {len(rows) - _FIRST} more, see the gates.</p>" if len(rows) > _FIRST else ""
-    return _table([("gate", "on", "check", "expected", "found"), *rows[:_FIRST]]) + more
+    lines = [
+        f"<li><b>{html.escape(f'{gate.gate} on {gate.target}')}</b><br>{html.escape(text)}</li>"
+        for gate, text in said[:_FIRST]
+    ]
+    if len(said) > _FIRST:
+        lines.append(f"<li>and {len(said) - _FIRST} more, see the gates</li>")
+    return f"<ul>{''.join(lines)}</ul>" if lines else ""
 
 
 def _reasons(facts: Facts) -> str:
