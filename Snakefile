@@ -70,3 +70,7 @@ rule bundles:
 onsuccess:
     say_summary()
     say_not_run()
+
+
+onerror:
+    report_stopped_run()

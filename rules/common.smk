@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from workflow_scripts.release.gate_results import not_run
 from workflow_scripts.report.facts import Facts
 from workflow_scripts.report.summary import summary
 
+STARTED = time.time()
 share_with_jobs(Path(workflow.basedir))
 
 try:
@@ -560,6 +562,41 @@ def say_not_run():
             f"not built: {len(COMPILED)} bundles ahead of time: {NOT_BUILT}",
             file=sys.stderr,
         )
+
+
+def report_stopped_run():
+    """After a run for the report in which a gate stopped the release: the report of what there is, that gate first."""
+    unfinished = workflow.dag.needrun_jobs()
+    pending = {str(output) for job in unfinished for output in job.output}
+    if not {f"{RESULTS}/report.html", result("release")} <= pending:
+        return
+    gates = required_gates() | reported_gates()
+    facts = Facts.of_stopped_run(
+        Path(RESULTS),
+        {"model": CONFIG.model, "slug": CONFIG.slug, "recipes": shipped_recipes()},
+        {name: Path(path) for name, path in gates.items()},
+        required_gates(),
+        pending,
+        STARTED,
+    )
+    if facts.stopping():
+        make_report_of(facts)
+
+
+def make_report_of(facts):
+    """The report of a run that no job makes. Its parts go again, so that the next run for the report makes its own."""
+    from workflow_scripts.report.pages import write
+
+    page, log = f"{RESULTS}/report.html", logs("report", "report")
+    files = write(facts, Path(RESULTS, "report"))
+    Path(log).parent.mkdir(parents=True, exist_ok=True)
+    shell(
+        f"python -m snakemake {report_config()} --nolock "
+        "--report {page:q} --report-stylesheet {REPORT_STYLE:q} -- {files:q} > {log:q} 2>&1"
+    )
+    for file in files:
+        file.unlink()
+    print(f"what stopped the release: {page}", file=sys.stderr)
 
 
 def shipped_recipes():

@@ -16,6 +16,7 @@ REPORT_SOURCES = sorted(
     str(path.relative_to(workflow.basedir))
     for path in Path(workflow.basedir, "workflow_scripts/report").glob("*.py")
 )
+REPORT_STYLE = "workflow_scripts/report/report.css"
 
 
 report: "../workflow_scripts/report/captions/release.rst"
@@ -35,6 +36,7 @@ rule report_pages:
             )
             for name, category in REPORT_PAGES.items()
         ],
+        verdict=f"{RESULTS}/report/verdict.html",  # on the first page, see captions/release.rst
     log:
         logs("report", "pages"),
     conda:
@@ -52,7 +54,14 @@ rule report_pages:
 # Snakemake makes its report only when it is called for that, so this job calls it, for the same configuration.
 rule report:
     input:
-        rules.report_pages.output,
+        pages=rules.report_pages.output,
+        captions=[
+            str(path.relative_to(workflow.basedir))
+            for path in sorted(
+                Path(workflow.basedir, "workflow_scripts/report/captions").iterdir()
+            )
+        ],
+        style=REPORT_STYLE,
     output:
         f"{RESULTS}/report.html",
     log:
@@ -66,4 +75,5 @@ rule report:
     message:
         f"report: {RESULTS}/report.html"
     shell:
-        "python -m snakemake {params.config} --nolock --report {output:q} -- {input:q} > {log:q} 2>&1"
+        "python -m snakemake {params.config} --nolock --report {output:q} "
+        "--report-stylesheet {input.style:q} -- {input.pages:q} > {log:q} 2>&1"

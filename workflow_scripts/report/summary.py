@@ -42,7 +42,10 @@ def folder_rows(facts: Facts) -> Rows:
 
 
 def gate_rows(facts: Facts) -> Rows:
-    """Each kind of gate: over how many targets it passed, and how near one of its figures came to its bound."""
+    """Each kind of gate: over how many targets it passed, and how near one of its figures came to its bound.
+
+    A figure that has no margin (`facts.Kind`) is near to nothing; where a gate has no other, they are counted.
+    """
     kinds = list(dict.fromkeys(gate.gate for gate in facts.gates))
     return [
         ("GATE", "PASSED", "NOT RUN", "FAILED", "CHECKS", "OF BOUND", "NEAREST"),
@@ -53,12 +56,18 @@ def gate_rows(facts: Facts) -> Rows:
 def _gate_row(kind: str, gates: list[Gate]) -> tuple[str, ...]:
     counts = Counter(gate.verdict for gate in gates)
     checks = str(sum(len(gate.checks) for gate in gates))
-    bounded = [(check.used, gate, check) for gate in gates if (check := gate.tightest)]
-    used, where = "-", "-"
+    bounded = [(check.margin, gate, check) for gate in gates if (check := gate.tightest)]
+    used, where = "-", _without_margin(gates)
     if bounded:
         share, gate, check = max(bounded, key=lambda entry: entry[0])
         used, where = f"{share:.3f}", shorten(f"{gate.target.rpartition('/')[2]}: {check.name}", 40)
     return (kind, *(str(counts[verdict]) for verdict in ("pass", "not_run", "fail")), checks, used, where)
+
+
+def _without_margin(gates: list[Gate]) -> str:
+    """Of gates of which no figure could come near to its bound, what their figures are: `4 rounding`."""
+    kinds = Counter(check.kind for gate in gates for check in gate.checks if check.kind)
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "-"
 
 
 def shorten(text: str, width: int) -> str:
