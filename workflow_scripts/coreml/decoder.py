@@ -5,25 +5,20 @@ for a state; all else is computed in float32.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from workflow_scripts.checkpoint.text_config import FULL, SLIDING
-from workflow_scripts.errors import UserError
+from workflow_scripts.coreml.contents import interface, stored_linear
 from workflow_scripts.model.attention import KeyValue
 from workflow_scripts.model.decoder import additive
 from workflow_scripts.model.kv_state import RingColumn, StateCaches
 from workflow_scripts.model.linear import LinearFactory
-from workflow_scripts.model.names import HEAD_WEIGHT
-from workflow_scripts.model.signature import FULL_CACHES, SLIDING_CACHES, FunctionSpec, TensorSpec, decode_ring
+from workflow_scripts.model.signature import FULL_CACHES, SLIDING_CACHES, FunctionSpec, TensorSpec
 from workflow_scripts.model.token_decoder import TokenDecoder, token_decoder
 from workflow_scripts.quantize.weights import Linear, Weights
 from workflow_scripts.tables.raw import RawTables
-
-STATE_DTYPE = "float16"
 
 
 @torch.library.custom_op("gemma4::shift_scale", mutates_args=())
@@ -39,6 +34,20 @@ def shift_scale(codes: Tensor, steps: Tensor) -> Tensor:
 @shift_scale.register_fake
 def _(codes: Tensor, steps: Tensor) -> Tensor:
     return torch.empty(codes.shape, dtype=torch.float32)
+
+
+@torch.library.custom_op("gemma4::gelu_tanh", mutates_args=())
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Gelu by its tanh approximation.
+
+    An operator of its own, since coremltools 9.0 does not see the keyword that asks for it, and takes the exact one.
+    """
+    return nn.functional.gelu(x, approximate="tanh")
+
+
+@gelu_tanh.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
 
 
 class ShiftScaleLinear(nn.Module):
@@ -77,22 +86,6 @@ class StateDecoder(nn.Module):
         return logits
 
 
-def interface(weights: Weights, context: int, rows: int) -> FunctionSpec:
-    """Inputs, output and states of the package. Raises UserError where the checkpoint has fewer positions."""
-    config = weights.config
-    (ring,) = decode_ring(config, context, "fp32", capacities=(context,), tables="int8").values()
-    ple = (1, 1, config.num_hidden_layers, config.hidden_size_per_layer_input)
-    return FunctionSpec(
-        {
-            "input_ids": ring.inputs["input_ids"],
-            "position_ids": ring.inputs["position_ids"],
-            "ple_tokens": TensorSpec("float32", ple),
-        },
-        {"logits": TensorSpec("float32", (1, 1, rows))},
-        {name: replace(spec, dtype=STATE_DTYPE) for name, spec in ring.states.items()},
-    )
-
-
 def state_decoder(weights: Weights, tables: RawTables, ids: Sequence[int], context: int) -> StateDecoder:
     """The model over stored codes, whose head has the rows `ids`.
 
@@ -103,37 +96,29 @@ def state_decoder(weights: Weights, tables: RawTables, ids: Sequence[int], conte
 
 
 def pruned_linears(weights: Weights, ids: Sequence[int]) -> LinearFactory:
-    """The layers of `stored_linear`."""
+    """Layers over stored codes."""
     return lambda name: ShiftScaleLinear(stored_linear(weights, name, ids))
 
 
-def stored_linear(weights: Weights, name: str, ids: Sequence[int]) -> Linear:
-    """The codes and steps of a matrix; of the head, its rows `ids`.
-
-    Raises UserError where the recipe has no linear codes of 4 bits there.
-    """
-    stored = weights.linear(name)
-    if not isinstance(stored, Linear) or stored.bits != 4:
-        raise UserError(
-            f"the recipe {weights.recipe} stores {name} otherwise than as linear codes of 4 bits, which the Core ML "
-            "reference has: set coreml.recipe to one that does"
-        )
-    if name != HEAD_WEIGHT:
-        return stored
-    rows = np.asarray(ids)
-    return replace(stored, codes=stored.codes[rows], steps=stored.steps[rows])
-
-
 def exported(model: StateDecoder, spec: FunctionSpec) -> torch.export.ExportedProgram:
-    """The model as a graph, in float32, its attention in plain operators.
-
-    The converter's own operator for attention has a fixed scale and takes no masks of this form.
-    """
+    """The model as a graph in float32, without what the converter would not take as it is meant."""
     examples = tuple(
         torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype)) for tensor in spec.inputs.values()
     )
     program = torch.export.export(model, examples, strict=False)
-    return program.run_decompositions({torch.ops.aten.scaled_dot_product_attention.default: _attention})
+    return program.run_decompositions(
+        {
+            torch.ops.aten.scaled_dot_product_attention.default: _attention,
+            torch.ops.aten.gelu.default: _gelu,
+        }
+    )
+
+
+def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    """As the decoder calls it."""
+    if approximate != "tanh":
+        raise ValueError("the decoder calls gelu otherwise than is known here")
+    return gelu_tanh(x)
 
 
 def _attention(
@@ -147,7 +132,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As `Attention` calls it: with a mask, without a scale."""
+    """As `Attention` calls it, in plain operators: Core ML's own one scales by 1/sqrt(head_dim)."""
     if attn_mask is None or dropout_p or is_causal or scale != 1.0 or enable_gqa:
         raise ValueError("the decoder calls attention otherwise than is known here")
     return torch.softmax(query @ key.transpose(-1, -2) + attn_mask, dim=-1) @ value
