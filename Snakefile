@@ -26,6 +26,7 @@ include: "rules/gates.smk"
 include: "rules/release.smk"
 include: "rules/publish.smk"
 include: "rules/report.smk"
+include: "rules/coreml.smk"
 
 
 localrules:

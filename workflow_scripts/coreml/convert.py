@@ -1,7 +1,6 @@
 """Exported program -> `.mlpackage`, with the same bytes on every host."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +51,14 @@ def convert(program: torch.export.ExportedProgram, spec: FunctionSpec, package: 
     pipeline = coremltools.PassPipeline.DEFAULT
     pipeline.remove_passes(_LEFT_OUT)
     states = [
-        coremltools.StateType(coremltools.TensorType(shape=state.shape, dtype=np.dtype(state.dtype)), name=name)
+        coremltools.StateType(
+            coremltools.TensorType(shape=state.shape, dtype=np.dtype(state.dtype)), name=name
+        )
         for name, state in spec.states.items()
     ]
     outputs = [
-        coremltools.TensorType(name=name, dtype=np.dtype(tensor.dtype)) for name, tensor in spec.outputs.items()
+        coremltools.TensorType(name=name, dtype=np.dtype(tensor.dtype))
+        for name, tensor in spec.outputs.items()
     ]
     coremltools.convert(
         program,
@@ -83,7 +85,9 @@ def _make_repeatable(package: Path) -> None:
     manifest = json.loads((package / "Manifest.json").read_text(encoding="utf-8"))
     entries = {entry["path"]: entry for entry in manifest["itemInfoEntries"].values()}
     if entries.keys() != _IDENTIFIERS.keys():
-        raise UserError(f"the package has the items {', '.join(sorted(entries))}, not those of coremltools 9.0")
+        raise UserError(
+            f"the package has the items {', '.join(sorted(entries))}, not those of coremltools 9.0"
+        )
     manifest["itemInfoEntries"] = {_IDENTIFIERS[path]: entry for path, entry in entries.items()}
     manifest["rootModelIdentifier"] = _IDENTIFIERS[MODEL]
     write_json(package / "Manifest.json", manifest)

@@ -14,14 +14,18 @@ from workflow_scripts.coreml.package import Package
 from workflow_scripts.errors import UserError
 
 _Inputs = dict[str, Any]
-_TYPES = {"fp16": np.float16, "fp32": np.float32, "int32": np.int32, "bool": np.bool_}
+_TYPES = {"fp32": "float32", "int32": "int32", "bool": "bool"}
 
 
 class Evaluator:
-    """Runs calls one after the other; `states` [name] are float16 arrays, zero at first."""
+    """Runs calls one after the other; `states` [name] are arrays, zero at first.
 
-    def __init__(self, package: Package) -> None:
-        self._function = package.function
+    `state_dtype` is what every float16 of the program is computed in: float32 for the like of a program whose states
+    are not rounded, and which has nothing else in float16.
+    """
+
+    def __init__(self, package: Package, state_dtype: str = "float16") -> None:
+        self._function, self._half = package.function, np.dtype(state_dtype)
         self._constants = {
             op.outputs[0].name: op.outputs[0].val
             for op in package.function.operations
@@ -29,10 +33,11 @@ class Evaluator:
         }
         unknown = {op.op_type for op in package.function.operations} - _OPERATORS.keys() - _HERE
         if unknown:
-            raise UserError(f"the program has operators that cannot be computed here: {', '.join(sorted(unknown))}")
+            raise UserError(
+                f"the program has operators that cannot be computed here: {', '.join(sorted(unknown))}"
+            )
         self.states = {
-            name: np.zeros(tensor.shape, np.dtype(tensor.dtype))
-            for name, tensor in package.interface().states.items()
+            name: np.zeros(tensor.shape, self._half) for name, tensor in package.interface().states.items()
         }
 
     def call(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -52,16 +57,23 @@ class Evaluator:
             elif op.op_type == "coreml_update_state":
                 found = (value(op.value),)
                 self.states[op.state.name] = found[0]
+            elif op.op_type == "cast":
+                found = (np.asarray(value(op.x)).astype(self._type(op.dtype.val)),)
             else:
                 found = _OPERATORS[op.op_type]({name: value(var) for name, var in op.inputs.items()})
             for var, array in zip(op.outputs, found, strict=True):
                 if np.shape(array) != tuple(var.shape):
-                    raise UserError(f"operator {op.name} gives shape {np.shape(array)}, the program says {var.shape}")
+                    raise UserError(
+                        f"operator {op.name} gives shape {np.shape(array)}, the program says {var.shape}"
+                    )
                 values[var.name] = array
         return {var.name: values[var.name] for var in self._function.outputs}
 
+    def _type(self, name: str) -> np.dtype:
+        return self._half if name == "fp16" else np.dtype(_TYPES[name])
 
-_HERE = {"const", "read_state", "coreml_update_state"}
+
+_HERE = {"const", "read_state", "coreml_update_state", "cast"}
 
 
 def _single(function: Callable[[_Inputs], Any]) -> Callable[[_Inputs], tuple[Any, ...]]:
@@ -158,7 +170,6 @@ _OPERATORS: dict[str, Callable[[_Inputs], tuple[Any, ...]]] = {
     "sin": _unary(np.sin),
     "tanh": _unary(np.tanh),
     "select": _single(lambda inputs: np.where(inputs["cond"], inputs["a"], inputs["b"])),
-    "cast": _single(lambda inputs: np.asarray(inputs["x"]).astype(_TYPES[inputs["dtype"]])),
     "reshape": _single(lambda inputs: np.reshape(inputs["x"], tuple(inputs["shape"]))),
     "transpose": _single(lambda inputs: np.transpose(inputs["x"], tuple(inputs["perm"]))),
     "expand_dims": _single(lambda inputs: np.expand_dims(inputs["x"], tuple(inputs["axes"]))),

@@ -50,7 +50,9 @@ def read_head_rows(folder: Path) -> list[int]:
         raise UserError(f"{path} cannot be read: {problem}") from None
     ids = record.get("token_ids") if isinstance(record, dict) and record.get("format") == FORMAT else None
     if not (isinstance(ids, list) and all(type(row) is int for row in ids)):
-        raise UserError(f"{path} has no list `token_ids` of format {FORMAT}: build the Core ML reference again")
+        raise UserError(
+            f"{path} has no list `token_ids` of format {FORMAT}: build the Core ML reference again"
+        )
     return ids
 
 
@@ -63,5 +65,7 @@ def _read(path: Path) -> tuple[dict[str, int], list[list[str]]]:
         # Older files have a pair as one text, its parts apart by a space.
         merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise UserError(f"{path} is no tokenizer with merges ({problem!r}), so its head cannot be pruned") from None
+        raise UserError(
+            f"{path} is no tokenizer with merges ({problem!r}), so its head cannot be pruned"
+        ) from None
     return vocab, merges
