@@ -1,4 +1,4 @@
-"""Whether this environment has coremltools, asked before any work; nothing is imported for it."""
+"""Whether this environment has coremltools, and the system Core ML; nothing is imported to tell."""
 
 import importlib.metadata
 
@@ -18,3 +18,12 @@ def why_no_coremltools() -> str | None:
         f"the Core ML reference needs coremltools {VERSION}, which is an extra, and this environment has {found}: run "
         "`make environment-coreml`, or `pip install -r envs/requirements.txt -r envs/coreml.txt`"
     )
+
+
+def why_no_core_ml(macos: str) -> str | None:
+    """Why a system cannot run the package; None where it can."""
+    if macos == "none":
+        return "this host has no Core ML: it comes with macOS"
+    if int(macos.partition(".")[0]) < 15:
+        return f"this host has macOS {macos}: Core ML has states since macOS 15"
+    return None

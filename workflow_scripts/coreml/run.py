@@ -16,15 +16,18 @@ from workflow_scripts.tables.raw import RawTables
 Step = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 
 
-def compute(package: str, tables: str, ids: dict[str, list[int]], state_dtype: str) -> Arrays:
-    """Dialogue -> logits [n, rows] float32, by the stored program in numpy; see `Evaluator`."""
-    opened = Package.open(Path(package))
+def compute(package: str, tables: str, ids: dict[str, list[int]], state_dtypes: list[str]) -> Arrays:
+    """`STATE_DTYPE.DIALOGUE` -> logits [n, rows] float32, by the stored program in numpy; see `Evaluator`."""
+    opened, found = Package.open(Path(package)), {}
+    for dtype in state_dtypes:
 
-    def begin() -> Step:
-        evaluator = Evaluator(opened, state_dtype)
-        return lambda inputs: evaluator.call(inputs)["logits"]
+        def begin(dtype: str = dtype) -> Step:
+            evaluator = Evaluator(opened, dtype)
+            return lambda inputs: evaluator.call(inputs)["logits"]
 
-    return _feed(begin, Path(tables), ids)
+        logits = _feed(begin, Path(tables), ids)
+        found |= {f"{dtype}.{name}": rows for name, rows in logits.items()}
+    return found
 
 
 def predict(package: str, tables: str, ids: dict[str, list[int]]) -> Arrays:

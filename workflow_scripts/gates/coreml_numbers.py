@@ -18,6 +18,7 @@ from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.coreai.isolated import isolated
 from workflow_scripts.coreml import run
 from workflow_scripts.coreml.contents import PACKAGE
+from workflow_scripts.coreml.installed import why_no_core_ml
 from workflow_scripts.coreml.pruned_head import read_head_rows
 from workflow_scripts.gates import bounds
 from workflow_scripts.gates.decode_numbers import DecodeEvidence, largest_head_norm
@@ -33,13 +34,14 @@ def gate_coreml_numbers(verdict: Verdict, folder: Path, evidence: DecodeEvidence
     ids = dialogue_ids(verdict, evidence, context)
     package, tables = str(folder / f"{folder.name}{PACKAGE}"), str(evidence.tables)
     rows = read_head_rows(folder)
-    bound = {"float32": dict.fromkeys(ids, bounds.FP32_LOGITS), "float16": state_bounds(evidence, ids)}
-    for dtype, limits in bound.items():
-        found = isolated(run.compute, package=package, tables=tables, ids=ids, state_dtype=dtype)
+    limits = {"float32": dict.fromkeys(ids, bounds.FP32_LOGITS), "float16": state_bounds(evidence, ids)}
+    found = isolated(run.compute, package=package, tables=tables, ids=ids, state_dtypes=list(limits))
+    for dtype, bound in limits.items():
         for name, expected in kept_logits(evidence, rows, ids).items():
             title = f"{name}: logits with {dtype} states against the decode reference"
-            compare(verdict, title, found[name], expected, limits[name])
-    _compare_choices(verdict, evidence, rows, ids, found)
+            compare(verdict, title, found[f"{dtype}.{name}"], expected, bound[name])
+    shipped = {name: found[f"float16.{name}"] for name in ids}
+    _compare_choices(verdict, evidence, rows, ids, shipped)
 
 
 def gate_coreml_prediction(
@@ -54,15 +56,6 @@ def gate_coreml_prediction(
     package = str(folder / f"{folder.name}{PACKAGE}")
     found = isolated(run.predict, package=package, tables=str(evidence.tables), ids=ids)
     _compare_choices(verdict, evidence, read_head_rows(folder), ids, found)
-
-
-def why_no_core_ml(macos: str) -> str | None:
-    """Why a system cannot run the package; None where it can."""
-    if macos == "none":
-        return "this host has no Core ML: it comes with macOS"
-    if int(macos.partition(".")[0]) < 15:
-        return f"this host has macOS {macos}: Core ML has states since macOS 15"
-    return None
 
 
 def dialogue_ids(verdict: Verdict, evidence: DecodeEvidence, context: int) -> dict[str, list[int]]:
