@@ -25,12 +25,14 @@ help:
 	@echo "make test         all tests"
 	@echo "make test-unit    the tests that take seconds"
 	@echo "make test-models  the whole release of the second embedded model (minutes)"
+	@echo "make test-coreml  the tests of the Core ML reference, whose packages it adds to $(ENV)"
 	@echo "make lint         ruff, snakefmt, snakemake --lint"
 	@echo "make reproduce    two clean builds under different settings give the same bytes (minutes)"
 	@echo "make bench        what the Metal kernels read; quantizer, tables, saving and gates beside baselines; what a rebuild costs (minutes)"
 	@echo "make mutants      would the gates notice? single faults, each in a copy of the project (minutes) [MUTANTS=\"--layer model\"]"
 	@echo "make doctor       what works on this host and what will not"
 	@echo "make environment  the pinned packages in $(ENV)"
+	@echo "make environment-coreml  the same with what the Core ML reference needs"
 	@echo "make clean        delete everything built (results/) and all caches; $(ENV) stays"
 
 release: environment
@@ -44,6 +46,14 @@ test: environment
 
 test-models: environment
 	@$(RUN) $(PYTEST) -m other_model
+
+# The tests of closures see the stages of the extra only where it is installed.
+.PHONY: test-coreml environment-coreml
+test-coreml: environment-coreml
+	@$(RUN) -m pytest tests/test_coreml.py tests/test_closure.py tests/test_environment.py
+
+environment-coreml: environment
+	@$(ENV)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -r $(PINS) -r envs/coreml.txt
 
 test-unit: environment
 	@$(RUN) $(PYTEST) -m "not end_to_end"
@@ -105,9 +115,11 @@ check-host:
 # Generated, so that `snakemake --sdm conda` gets the same pins: Snakemake copies the file elsewhere, where a
 # reference to requirements.txt would not resolve.
 envs/pipeline.yaml: $(PINS)
+envs/coreml.yaml: $(PINS) envs/coreml.txt
+envs/pipeline.yaml envs/coreml.yaml:
 	@{ \
-		echo "# Generated from requirements.txt by \`make envs/pipeline.yaml\`; edit that file."; \
+		echo "# Generated from $(notdir $^) by \`make $@\`; edit that file."; \
 		printf 'channels:\n  - conda-forge\n  - nodefaults\ndependencies:\n'; \
 		printf '  - python=3.11\n  - cxx-compiler\n  - pip\n  - pip:\n'; \
-		sed -n 's/^\([A-Za-z0-9].*==.*\)$$/      - \1/p' $(PINS); \
+		sed -n 's/^\([A-Za-z0-9].*==.*\)$$/      - \1/p' $^; \
 	} > $@

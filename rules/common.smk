@@ -1,6 +1,7 @@
 # Shared by all rules: the checked config, names of results, and how a stage is called.
 import json
 import os
+import platform
 import re
 import shlex
 import sys
@@ -29,6 +30,7 @@ from workflow_scripts.config import (
     load_config,
 )
 from workflow_scripts.coreai.aot_host import why_not_built
+from workflow_scripts.coreml.installed import why_no_coremltools
 from workflow_scripts.errors import UserError
 from workflow_scripts.job_environment import share_with_jobs, store_arguments
 from workflow_scripts.manifest import forget_damaged
@@ -554,7 +556,8 @@ def say_summary():
 def say_not_run():
     """At the end of a run: which of its gates this host could not run, what it could not build, and why."""
     outputs = outputs_of_run()
-    gates = [Path(path) for path in all_gates().values() if path in outputs]
+    known = [*all_gates().values(), *coreml_gates()]
+    gates = [Path(path) for path in known if path in outputs]
     for line in not_run(path for path in gates if path.is_file()):  # not with --until
         print(line, file=sys.stderr)
     if NOT_BUILT and result("release") in outputs:
@@ -663,3 +666,74 @@ def declared(artifact):
         "recipe": artifact.recipe,
         "compute": artifact.compute,
     }
+
+
+COREML = f"{CONFIG.slug}_coreml"
+
+
+def coreml_gates():
+    """The gates over the Core ML reference, which no release lists."""
+    return [
+        result(f"gates/coreml_{gate}", COREML)
+        for gate in ("structure", "numbers", "prediction")
+    ]
+
+
+def coreml_wanted(wildcards):
+    """What target `coreml_reference` builds, where the config has it and the environment the extra."""
+    coreml_sources(wildcards)
+    return [result("coreml", COREML), *coreml_gates()]
+
+
+def coreml_sources(wildcards):
+    """What the Core ML reference is made of; before any work the refusal of a host that cannot make it."""
+    if CONFIG.coreml is None:
+        raise WorkflowError(
+            "coreml_reference: the config has no section coreml, which names recipe, tables, head_rows and context; "
+            "see config/README.md"
+        )
+    if missing := why_no_coremltools():
+        raise WorkflowError(missing)
+    return {
+        "weights": result("weights", CONFIG.coreml.recipe),
+        "tables": result("tables", CONFIG.coreml.tables),
+        "checkpoint": result("checkpoint", "text"),
+    }
+
+
+def coreml_claim(wildcards):
+    """The Core ML reference and what it is made of."""
+    return {"package": result("coreml", COREML), **coreml_sources(wildcards)}
+
+
+def coreml_evidence(wildcards):
+    """The Core ML reference and the numbers it is compared with."""
+    sources = coreml_claim(wildcards)
+    del sources["checkpoint"]
+    made_with = f"{CONFIG.coreml.recipe}/{CONFIG.coreml.tables}"
+    return {
+        "oracle": result("oracle", "dialogues"),
+        "reference": result("decode_reference", made_with),
+        **sources,
+    }
+
+
+def coreml_json(wildcards):
+    """Parameters of the stages that make the Core ML reference or judge its structure."""
+    return to_json(head_rows=CONFIG.coreml.head_rows, context=CONFIG.coreml.context)
+
+
+def coreml_numbers_json(wildcards):
+    """Parameters of the gate over the numbers of the Core ML reference."""
+    return to_json(context=CONFIG.coreml.context)
+
+
+def coreml_prediction_json(wildcards):
+    """Those of the gate that runs it; a Mac makes another key, and so what Linux could not run."""
+    macos = platform.mac_ver()[0] or "none"
+    return to_json(context=CONFIG.coreml.context, macos=macos)
+
+
+def stage_named(name):
+    """A stage that needs no wildcard, for `tools_of`: its tools are asked for when a job is planned, not before."""
+    return lambda wildcards: name

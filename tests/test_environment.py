@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[1]
 PINS_FILE = ROOT / "envs/requirements.txt"
 PINS = read_pins(PINS_FILE)
 TOOLS = {"snakemake", "pytest", "pytest-xdist", "ruff", "snakefmt"}  # run, not imported
+EXTRA_FILE = ROOT / "envs/coreml.txt"
+EXTRA = read_pins(EXTRA_FILE)  # of the Core ML reference; may be installed or not
 DISTRIBUTIONS = {"coreai": "coreai-core", "yaml": "pyyaml"}
 
 
@@ -36,7 +38,7 @@ def imported_distributions():
                 names.add(node.module.partition(".")[0])
     own = {"workflow_scripts", "tests", *(path.stem for path in ROOT.glob("tests/**/*.py"))}
     third = names - own - sys.stdlib_module_names
-    return {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in third}
+    return {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in third} - EXTRA.keys()
 
 
 def requirements_of(names):
@@ -63,6 +65,27 @@ def test_requirements_hold_pins_and_comments_only():
     assert not [name for name in names if re.search("nvidia|cuda|triton", name)]
 
 
+def test_the_extra_holds_pins_of_its_own_and_no_other():
+    for line in EXTRA_FILE.read_text(encoding="utf-8").splitlines():
+        assert re.fullmatch(r"(#.*|[A-Za-z0-9._-]+==[A-Za-z0-9.]+)?", line), line
+    assert not EXTRA.keys() & PINS.keys()
+
+
+def test_the_extra_is_whole_and_moves_no_pin():
+    if "coremltools" not in {name for name in EXTRA if _installed(name)}:
+        pytest.skip("coremltools is not installed: make test-coreml")
+    assert {name: _installed(name) for name in EXTRA} == EXTRA
+    needed = requirements_of({"coremltools"}) - {canonicalize_name(name) for name in PINS}
+    assert needed == EXTRA.keys()
+
+
+def _installed(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def test_this_environment_is_the_pinned_one():
     installed = {name: importlib.metadata.version(name).partition("+")[0] for name in PINS}
     assert installed == PINS
@@ -81,10 +104,11 @@ def test_pins_are_minimal():
     assert {canonicalize_name(name) for name in PINS} - needed == set()
 
 
-def test_conda_file_has_the_same_pins():
-    conda = yaml.safe_load((ROOT / "envs/pipeline.yaml").read_text(encoding="utf-8"))
+@pytest.mark.parametrize(("file", "pins"), [("pipeline.yaml", PINS), ("coreml.yaml", PINS | EXTRA)])
+def test_conda_file_has_the_same_pins(file, pins):
+    conda = yaml.safe_load((ROOT / "envs" / file).read_text(encoding="utf-8"))
     *packages, pip = conda["dependencies"]
-    assert pip["pip"] == [f"{name}=={version}" for name, version in PINS.items()]
+    assert pip["pip"] == [f"{name}=={version}" for name, version in pins.items()]
     assert "python=3.11" in packages
     assert "pip" in packages
 

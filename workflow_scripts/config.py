@@ -43,6 +43,7 @@ __all__ = [
 
 DEFAULT = Path(__file__).parents[1] / "config" / "config.yaml"
 _DROPPABLE = ("artifacts", "folders")  # a model file drops an inherited entry of these by setting it to null
+_OPTIONAL = "coreml"  # and this whole section likewise
 
 
 def load_config(raw: dict[str, Any]) -> Config:
@@ -96,10 +97,11 @@ def _refuse(found: Iterable[str]) -> None:
 
 
 def _without_dropped(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration without the entries that a model file set to null."""
+    """The configuration without the entries, and the optional section, that a model file set to null."""
     return {
         section: {key: value for key, value in entries.items() if value is not None}
         if section in _DROPPABLE and isinstance(entries, Mapping)
         else entries
         for section, entries in raw.items()
+        if section != _OPTIONAL or entries is not None
     }

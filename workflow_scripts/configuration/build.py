@@ -14,6 +14,7 @@ from workflow_scripts.configuration.data import (
     Artifact,
     CheckpointSource,
     Config,
+    CoreML,
     Dialogue,
     Folder,
     Gates,
@@ -62,6 +63,7 @@ def build(raw: dict[str, Any]) -> Config:
         checkpoint=_build_checkpoint(raw["checkpoint"]),
         oracle=_build_oracle(raw["oracle"]),
         aot_mode=raw["aot"]["mode"],
+        coreml=_build_coreml(raw),
         artifacts={key: _build_artifact(key, entry, raw) for key, entry in raw["artifacts"].items()},
         store=StoreConfig(
             folder=None if raw["store"]["folder"] == "default" else raw["store"]["folder"],
@@ -119,6 +121,14 @@ def _build_dialogue(entry: dict[str, Any]) -> Dialogue:
         numbers=entry.get("numbers", False),
         skip_ties=entry.get("skip_ties", False),
     )
+
+
+def _build_coreml(raw: dict[str, Any]) -> CoreML | None:
+    entry = raw.get("coreml")
+    if entry is None:
+        return None
+    tables = published_name(raw["artifacts"][entry["tables"]], raw)
+    return CoreML(entry["recipe"], tables, int(entry["head_rows"]), int(entry["context"]))
 
 
 def _build_artifact(key: str, entry: dict[str, Any], raw: dict[str, Any]) -> Artifact:

@@ -77,6 +77,14 @@ ENGINE_RECIPES = tuple(
 ENGINE_CONTEXT = 2048  # a chunk compares positions in float16, which is exact up to here
 
 FEEDING = ("tokens", "long_run", "chat")  # gates that feed a folder dialogues
+
+# Recipes whose matrices all are linear codes of 4 bits, which is what the Core ML reference has.
+COREML_RECIPES = tuple(
+    recipe.name
+    for recipe in RECIPES.values()
+    if all(isinstance(code, LinearEncoding) and code.bits == 4 for code in recipe.encodings.values())
+)
+
 FRONTEND = "frontend"  # the role that another folder's raw tables (`tables_in`) can take over
 CHUNK = "chunk"  # stands for the roles chunk1, chunk2, ...: as many as there are
 DECODER = "decoder"  # stands for roles of any name: each is a folder of its own, where its role is this
@@ -312,6 +320,16 @@ class StoreConfig:
 
 
 @dataclass(frozen=True)
+class CoreML:
+    """The Core ML reference: recipe of its weights, published name of its tables, rows of its head, positions."""
+
+    recipe: str
+    tables: str
+    head_rows: int
+    context: int
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole valid configuration."""
 
@@ -326,6 +344,7 @@ class Config:
     gates: Gates
     store: StoreConfig
     aot_mode: str
+    coreml: CoreML | None
     repository: str | None
     publish: bool
 
@@ -395,5 +414,6 @@ class Config:
                 return [folder.name for folder in chats]
 
     def recipes(self) -> tuple[str, ...]:
-        """The weight recipes that some artifact needs, sorted."""
-        return tuple(sorted({a.recipe for a in self.artifacts.values() if a.recipe is not None}))
+        """The weight recipes that some artifact or the Core ML reference needs, sorted."""
+        recipes = {a.recipe for a in self.artifacts.values() if a.recipe is not None}
+        return tuple(sorted(recipes | ({self.coreml.recipe} if self.coreml else set())))

@@ -54,6 +54,7 @@ _TARGETS = (
     "report",
     "tiny_checkpoint",
     "rehearsal_checkpoint",
+    "coreml_reference",
 )
 _NO_TARGET = {
     "bundle": "no folder holds a bundle and gates.evidence names none",
@@ -81,6 +82,7 @@ def meaning_problems(raw: dict[str, Any]) -> Iterator[str]:
         yield from language_problems(f"folders.{name}", folder, raw)
     yield from twice({f"folders.{name}": name for name in raw["folders"]})
     yield from _evidence_problems(raw["gates"]["evidence"], raw["artifacts"])
+    yield from _coreml_problems(raw)
     yield from _publish_problems(raw)
 
 
@@ -353,6 +355,18 @@ def _role_problems(path: str, folder: dict[str, Any], artifacts: dict[str, Any])
                 f"{path}.bundles.{role}: artifact {bundles[role]} is of form {form}; "
                 f"allowed: form {' or '.join(forms)}"
             )
+
+
+def _coreml_problems(raw: dict[str, Any]) -> Iterator[str]:
+    """The Core ML reference is made with int8 tables of the release."""
+    if "coreml" not in raw:
+        return
+    key, artifacts = raw["coreml"]["tables"], raw["artifacts"]
+    choice = [name for name, entry in artifacts.items() if entry["form"] == "raw_tables"]
+    if key not in choice:
+        form = artifacts.get(key, {}).get("form")
+        why = f"artifact {key} is of form {form}" if form else f"there is no artifact {show(key)}"
+        yield f"coreml.tables: {why}, needs one of form raw_tables (or coreml: null); {allowed(key, choice)}"
 
 
 def _publish_problems(raw: dict[str, Any]) -> Iterator[str]:

@@ -1,0 +1,111 @@
+"""Gates `coreml_numbers` and `coreml_prediction`: what the Core ML reference computes, over the ids its head kept.
+
+Both compare with the reference of its recipe and tables, at the same positions and ids. Linux has no Core ML: there
+`coreml_numbers` computes the stored program in numpy, operator by operator, so that what the converter did is judged.
+What is left for a Mac is Core ML's own compiler and arithmetic, the gate `coreml_prediction`.
+
+Bound: all is float32 but the states, whose values are rounded to float16 once, when they are written. So of each layer
+that attends over them the scores and the mix carry one relative error of variance u^2/3 at most, u = 2^-11, and errors
+add up as `bounds` says. With the states in float32, too, nothing of that is left: the bound is that of float32.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from workflow_scripts.checkpoint.text_config import TextConfig
+from workflow_scripts.coreai.isolated import isolated
+from workflow_scripts.coreml import run
+from workflow_scripts.coreml.contents import PACKAGE
+from workflow_scripts.coreml.installed import why_no_core_ml
+from workflow_scripts.coreml.pruned_head import read_head_rows
+from workflow_scripts.gates import bounds
+from workflow_scripts.gates.decode_numbers import DecodeEvidence, largest_head_norm
+from workflow_scripts.gates.numbers import compare, compare_choice
+from workflow_scripts.gates.state_numbers import check_beyond_the_window
+from workflow_scripts.gates.verdict import Verdict
+
+_ROUNDED = 2  # keys and values
+
+
+def gate_coreml_numbers(verdict: Verdict, folder: Path, evidence: DecodeEvidence, context: int) -> None:
+    """Logits of every dialogue with numbers, as far as the caches go: with float32 states, and as it ships."""
+    ids = dialogue_ids(verdict, evidence, context)
+    package, tables = str(folder / f"{folder.name}{PACKAGE}"), str(evidence.tables)
+    rows = read_head_rows(folder)
+    limits = {"float32": dict.fromkeys(ids, bounds.FP32_LOGITS), "float16": state_bounds(evidence, ids)}
+    found = isolated(run.compute, package=package, tables=tables, ids=ids, state_dtypes=list(limits))
+    for dtype, bound in limits.items():
+        for name, expected in kept_logits(evidence, rows, ids).items():
+            title = f"{name}: logits with {dtype} states against the decode reference"
+            compare(verdict, title, found[f"{dtype}.{name}"], expected, bound[name])
+    shipped = {name: found[f"float16.{name}"] for name in ids}
+    _compare_choices(verdict, evidence, rows, ids, shipped)
+
+
+def gate_coreml_prediction(
+    verdict: Verdict, folder: Path, evidence: DecodeEvidence, context: int, macos: str
+) -> None:
+    """The chosen ids by Core ML itself; `macos` is the version of the system, `none` elsewhere."""
+    reason = why_no_core_ml(macos)
+    if reason:
+        verdict.not_run(reason)
+        return
+    ids = dialogue_ids(verdict, evidence, context)
+    package = str(folder / f"{folder.name}{PACKAGE}")
+    found = isolated(run.predict, package=package, tables=str(evidence.tables), ids=ids)
+    _compare_choices(verdict, evidence, read_head_rows(folder), ids, found)
+
+
+def dialogue_ids(verdict: Verdict, evidence: DecodeEvidence, context: int) -> dict[str, list[int]]:
+    """Dialogue -> what is fed, as far as the caches go; one must go beyond the window, for the ring."""
+    dialogues = evidence.recipe.oracle.with_numbers()
+    ids = {dialogue.name: dialogue.fed_ids[:context] for dialogue in dialogues}
+    for dialogue in dialogues:
+        text = f"{len(ids[dialogue.name])} of {len(dialogue.fed_ids)}"
+        verdict.check(f"{dialogue.name}: positions compared", bool(ids[dialogue.name]), "at least 1", text)
+    check_beyond_the_window(verdict, evidence.recipe.weights.config, map(len, ids.values()))
+    return ids
+
+
+def kept_logits(
+    evidence: DecodeEvidence, rows: list[int], ids: Mapping[str, list[int]]
+) -> dict[str, np.ndarray]:
+    """Dialogue -> the reference's logits [n, rows] of the ids that the head kept."""
+    with np.load(evidence.recipe.arrays) as arrays:
+        return {name: arrays[f"{name}.logits"][: len(tokens), rows] for name, tokens in ids.items()}
+
+
+def state_bounds(evidence: DecodeEvidence, ids: Mapping[str, list[int]]) -> dict[str, float]:
+    """Dialogue -> what float16 states may move a logit by, see the module."""
+    hidden, norm = evidence.recipe.hidden(), largest_head_norm(evidence.recipe.weights)
+    error = state_error(evidence.recipe.weights.config)
+    return {
+        name: bounds.logit_bound(error, hidden[name][: len(tokens)], norm) + bounds.FP32_LOGITS
+        for name, tokens in ids.items()
+    }
+
+
+def state_error(config: TextConfig) -> float:
+    """Relative error of the hidden state from keys and values that are rounded once to float16."""
+    return bounds.FP16_ROUNDOFF * (_ROUNDED * config.num_hidden_layers / 3) ** 0.5
+
+
+def _compare_choices(
+    verdict: Verdict,
+    evidence: DecodeEvidence,
+    rows: list[int],
+    ids: Mapping[str, list[int]],
+    found: Mapping[str, np.ndarray],
+) -> None:
+    """The best id among the kept ones, where the reference's choice is clear."""
+    limits, kept = state_bounds(evidence, ids), np.array(rows)
+    for name, expected in kept_logits(evidence, rows, ids).items():
+        if found[name].shape != expected.shape:
+            verdict.check(f"{name}: shape", False, str(expected.shape), str(found[name].shape))
+            continue
+        over_all = np.full((len(expected), evidence.recipe.weights.config.vocab_size), -np.inf, np.float32)
+        over_all[:, kept] = expected
+        chosen = kept[found[name].argmax(axis=1)]
+        compare_choice(verdict, evidence.recipe.oracle.dialogues[name], chosen, over_all, limits[name])
