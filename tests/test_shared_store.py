@@ -492,7 +492,7 @@ def test_a_big_file_goes_there_and_back_in_little_memory(bucket, tmp_path):
 # Two small bundles of the same weights.
 DECLARED = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
 SMALL = {
-    "folders": {name: None for name in DECLARED["folders"]},
+    "folders": dict.fromkeys(DECLARED["folders"]),
     "gates": {"required": [], "reported": [], "evidence": []},
     "artifacts": {name: None for name in DECLARED["artifacts"] if name not in ("head_fp16", "core_fp16")},
 }

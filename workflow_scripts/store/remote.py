@@ -15,7 +15,6 @@ from fsspec.callbacks import Callback
 from fsspec.core import url_to_fs
 
 from workflow_scripts.progress import Meter
-from workflow_scripts.store.errors import StoreTrouble
 
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs"}
 _S3 = {"s3", "s3a"}
@@ -49,12 +48,12 @@ class Remote:
         self._has_folders = _OBJECT_STORES.isdisjoint([names] if isinstance(names, str) else names)
 
     def read(self, path: str) -> bytes | None:
-        """A small file; None if there is none. Raises StoreTrouble where the whole bucket is missing."""
+        """A small file; None if there is none. Raises FileNotFoundError where the whole bucket is missing."""
         try:
             return self._system.cat_file(self._full(path))
         except FileNotFoundError as problem:
             if _is_missing_bucket(problem):
-                raise StoreTrouble(str(problem)) from problem
+                raise
             return None
 
     def size(self, path: str) -> int | None:

@@ -28,13 +28,13 @@ class SharedStore:
         self.url = url
 
     def find(self, ingredients: Ingredients) -> Manifest | None:
-        """The manifest of an entry; None if there is none. Raises Damaged, StoreTrouble."""
+        """The manifest of an entry; None if there is none. Raises Damaged."""
         return self._find(self._open(), ingredients)
 
     def pull(self, ingredients: Ingredients, local: LocalStore) -> bool:
         """Bring an entry to the local folder; False if there is none, or not all of it.
 
-        Raises Damaged, with the bad file deleted; StoreTrouble.
+        Raises Damaged, with the bad file deleted.
         """
         remote = self._open()
         found = self._find(remote, ingredients)
