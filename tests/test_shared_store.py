@@ -15,15 +15,13 @@ from dataclasses import replace
 import boto3
 import pytest
 import s3fs
-import yaml
 
 from tests import s3_inputs
 from tests.conftest import ROOT, TINY
 from tests.s3_inputs import BUCKET
 from tests.store_inputs import CONTENT, INGREDIENTS, fetch, put
 from workflow_scripts import progress
-from workflow_scripts.checks.clone import build, copy_project
-from workflow_scripts.config import DEFAULT, read_config
+from workflow_scripts.config import read_config
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import tree_files
 from workflow_scripts.store import levels, remote
@@ -148,7 +146,7 @@ def test_long_transfers_are_told(new_host, tmp_path, monkeypatch, caplog):
 def work(new_host, folder, number):
     """In a child: the same result as all, and one of its own, there and back; exit code 0 if they came back."""
     own = replace(INGREDIENTS, artifact=f"own{number}")
-    for turn in range(3):
+    for turn in range(2):
         content = BIG | {"own": f"{number} {turn}".encode()}
         for ingredients, given in ((INGREDIENTS, BIG), (replace(own, inputs={"turn": str(turn)}), content)):
             put(new_host(), folder / f"r{number}", given, ingredients)
@@ -160,14 +158,14 @@ def work(new_host, folder, number):
 def test_hosts_that_write_the_same_and_other_results_do_not_disturb_each_other(new_host, bucket, tmp_path):
     put(new_host(), tmp_path / "r", CONTENT, OTHER)
     workers = [
-        FORK.Process(target=work, args=(lambda n=n: host_of(tmp_path, n), tmp_path, n)) for n in range(4)
+        FORK.Process(target=work, args=(lambda n=n: host_of(tmp_path, n), tmp_path, n)) for n in range(3)
     ]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    assert [worker.exitcode for worker in workers] == [0] * 4
-    assert sum(name.startswith("entries/") for name in names(bucket)) == 2 + 4 * 3
+    assert [worker.exitcode for worker in workers] == [0] * 3
+    assert sum(name.startswith("entries/") for name in names(bucket)) == 2 + 3 * 2
     assert fetch(new_host(), tmp_path / "out") == BIG
 
 
@@ -355,12 +353,11 @@ def stage(folder, environment):
 
 
 def test_a_secret_is_in_nothing_that_is_written(tmp_path, server, bucket):
-    """Logs, messages, manifests, stores, records of usage, process lists and the bucket; with success and failures."""
+    """Logs, messages, manifests, stores, records of usage, process lists and the bucket; with success and failure."""
     login = "ho5t-pa55word"
     for name, changes, expected in (
         ("good", {}, "built: "),
         ("hit", {}, "from the store: "),
-        ("refused", {"AWS_ACCESS_KEY_ID": "AKIANOBODY"}, "shared store cannot be used"),
         (
             "unreachable",
             {"AWS_ENDPOINT_URL": f"http://me:{login}@127.0.0.1:9"},
@@ -459,20 +456,29 @@ def test_a_reader_gets_the_whole_or_nothing_while_objects_are_deleted(new_host, 
 # --- what it takes ---------------------------------------------------------------------------------
 
 TRANSFER = """
-import resource, sys
+import sys, threading
 from pathlib import Path
+import psutil
 from workflow_scripts.store.remote import Remote
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+peak, ended = 0, threading.Event()
+
+def watch():
+    global peak
+    while not ended.wait(0.005):
+        peak = max(peak, psutil.Process().memory_info().rss)
 
 remote, big = Remote(sys.argv[1]), Path(sys.argv[2])
 remote.write(b"warm", "warm")
-start = peak()
+start = psutil.Process().memory_info().rss
+watcher = threading.Thread(target=watch)
+watcher.start()
 remote.upload(big, "big")
-up = peak() - start
+print(peak - start)
+peak = 0
 remote.download("big", big.with_name("back"), big.stat().st_size)
-print(up, peak() - start)
+print(peak - start)
+ended.set()
 """
 
 
@@ -482,52 +488,7 @@ def test_a_big_file_goes_there_and_back_in_little_memory(bucket, tmp_path):
         stream.truncate(size)
     command = [sys.executable, "-c", TRANSFER, f"s3://{BUCKET}/memory", str(tmp_path / "big")]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    up, both = map(int, run.stdout.split())
+    up, down = map(int, run.stdout.split())
     assert (tmp_path / "back").stat().st_size == size
-    assert 0 < up <= both < 200_000_000, run.stdout
-
-
-# --- two clones, one store -------------------------------------------------------------------------
-
-# Two small bundles of the same weights.
-DECLARED = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
-SMALL = {
-    "folders": dict.fromkeys(DECLARED["folders"]),
-    "gates": {"required": [], "reported": [], "evidence": []},
-    "artifacts": {name: None for name in DECLARED["artifacts"] if name not in ("head_fp16", "core_fp16")},
-}
-HEAD, CORE = "bundles/gemma4_tiny_fp16_head.aimodel", "bundles/gemma4_tiny_hostcache_L10_fp16.aimodel"
-
-
-def test_a_second_host_takes_what_the_first_has_built_and_builds_the_rest(tmp_path, server, bucket):
-    clones, own = {}, {}
-    for name in ("a", "b"):
-        clones[name] = tmp_path / name / "clone"
-        copy_project(clones[name])
-        (clones[name] / "small.yaml").write_text(yaml.safe_dump(SMALL))
-        own[name] = server.environment() | {
-            "GEMMA4_STORE": str(tmp_path / name / "store"),
-            "GEMMA4_STORE_SHARED": f"s3://{BUCKET}/some/prefix",
-        }
-    options = ["--configfile", "small.yaml"]
-    head = f"results/gemma-4-tiny/{HEAD}.manifest.json"
-    first = build(clones["a"], "-j2", head, *options, environment=own["a"])
-    assert sorted(re.findall(r"^  (\S+): built: ", first, re.M)) == sorted(["text", "fp16", HEAD[8:]])
-
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | own["b"]
-    why = [sys.executable, "-m", "workflow_scripts", "why", "bundles", *options]
-    asked = subprocess.run(why, cwd=clones["b"], env=environment, capture_output=True, text=True, check=True)
-    states = dict(re.split(r" {2,}", row)[:2] for row in asked.stdout.splitlines()[1:5])
-    assert states == {
-        "checkpoint/text": "from the store",
-        "weights/fp16": "from the store",
-        HEAD: "from the store",
-        CORE: "rebuild",
-    }
-
-    second = build(clones["b"], "-j2", "bundles", *options, environment=own["b"])
-    told = dict(re.findall(r"^  (\S+): (built|from the store): ", second, re.M))
-    assert told == {"text": "from the store", "fp16": "from the store", HEAD[8:]: "from the store"} | {
-        CORE[8:]: "built"
-    }
-    assert (clones["a"] / head).read_bytes() == (clones["b"] / head).read_bytes()
+    assert 0 < up < 200_000_000, run.stdout
+    assert 0 < down < 200_000_000, run.stdout
