@@ -21,7 +21,9 @@ from workflow_scripts.doctor import read_pins
 ROOT = Path(__file__).parents[1]
 PINS_FILE = ROOT / "envs/requirements.txt"
 PINS = read_pins(PINS_FILE)
-TOOLS = {"snakemake", "pytest", "pytest-xdist", "ruff", "snakefmt"}  # run, not imported
+# Run, not imported: s3fs is what fsspec loads for `s3://`, and the server of its tests is moto's with these three.
+S3_SERVER = {"moto", "flask", "flask-cors", "py-partiql-parser"}
+TOOLS = {"snakemake", "pytest", "pytest-xdist", "ruff", "snakefmt", "s3fs", *S3_SERVER}
 EXTRA_FILE = ROOT / "envs/coreml.txt"
 EXTRA = read_pins(EXTRA_FILE)  # of the Core ML reference; may be installed or not
 DISTRIBUTIONS = {"coreai": "coreai-core", "yaml": "pyyaml"}

@@ -17,46 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import TINY
+from tests.store_inputs import CONTENT, INGREDIENTS, fetch, make, put
 from workflow_scripts import files, manifest
 from workflow_scripts.errors import UserError
 from workflow_scripts.store import blobs, command, levels
 from workflow_scripts.store.errors import Damaged
 from workflow_scripts.store.local import LocalStore, parse_record, record_of
 from workflow_scripts.store.shared import SharedStore
-
-INGREDIENTS = manifest.Ingredients(
-    "weights", "fp16", {"a.py": "0"}, {"recipe": "fp16"}, {"in": "digest"}, {"numpy": "2"}, {"python": "3.11"}
-)
-CONTENT = {"a.bin": b"one", "sub/b.bin": b"two" * 100, "measured.json": b"{}", "empty": b""}
-
-
-def make(tree, content, executable=()):
-    """A finished result: folder, manifest and the stamps taken before hashing, as the runner makes them."""
-    with files.new_tree(tree) as out:
-        for name, data in content.items():
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            (out / name).write_bytes(data)
-            if name in executable:
-                (out / name).chmod(0o755)
-        stamps = manifest.stamp_files(out)
-        entries = manifest.list_files(out)
-    return entries, stamps
-
-
-def put(store, tree, content, ingredients=INGREDIENTS, executable=()):
-    entries, stamps = make(tree, content, executable)
-    store.put(manifest.Manifest(ingredients, entries), tree, stamps)
-    return entries
-
-
-def fetch(store, out, ingredients=INGREDIENTS):
-    """What the store gives: path -> bytes, or None."""
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    found = store.fetch(ingredients, out)
-    content = {path.relative_to(out).as_posix(): path.read_bytes() for path in files.tree_files(out)}
-    assert found is None or [entry.path for entry in found] == sorted(content)
-    return content if found is not None else (None if not content else pytest.fail("a miss left files"))
 
 
 @pytest.fixture(autouse=True)
@@ -455,7 +422,7 @@ def test_a_damaged_shared_blob_is_not_taken_and_is_replaced(url, tmp_path, caplo
 
 
 def test_an_upload_that_breaks_off_leaves_no_entry(url, tmp_path, monkeypatch):
-    monkeypatch.setattr("workflow_scripts.store.shared._entry", lambda root, key: 1 / 0)
+    monkeypatch.setattr("workflow_scripts.store.shared._entry", lambda key: 1 / 0)
     put(levels.Store(LocalStore(tmp_path / "here"), SharedStore(url)), tmp_path / "r", CONTENT)
     monkeypatch.undo()
     assert fetch(levels.Store(LocalStore(tmp_path / "there"), SharedStore(url)), tmp_path / "out") is None

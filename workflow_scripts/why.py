@@ -99,7 +99,9 @@ def stage_commands(target: str, configfiles: list[str]) -> list[Command]:
     texts = dict.fromkeys(
         _COMMAND + line.partition(_COMMAND)[2] for line in output.splitlines() if _COMMAND in line
     )
-    return _in_order([_command(text) for text in texts])
+    # One store for all: a shared one that does not answer is waited for once.
+    stores: dict[tuple[str | None, str | None], Store | None] = {}
+    return _in_order([_command(text, stores) for text in texts])
 
 
 def explain(commands: list[Command]) -> list[Answer]:
@@ -223,15 +225,12 @@ def _states(answers: list[Answer]) -> Iterator[str]:
     )
 
 
-def _command(text: str) -> Command:
+def _command(text: str, stores: dict[tuple[str | None, str | None], Store | None]) -> Command:
     options = runner.parse_arguments(shlex.split(text.removeprefix(_COMMAND)))
-    return Command(
-        options.stage,
-        options.inputs,
-        options.params,
-        options.output,
-        open_store(options.store, options.shared_store),
-    )
+    places = (options.store, options.shared_store)
+    if places not in stores:
+        stores[places] = open_store(*places)
+    return Command(options.stage, options.inputs, options.params, options.output, stores[places])
 
 
 def _in_order(commands: list[Command]) -> list[Command]:

@@ -38,6 +38,7 @@ from workflow_scripts.release.names import (
     RECORDS,
     TOKENIZER,
 )
+from workflow_scripts.store.shared import holds_password
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PUBLISHED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -84,6 +85,11 @@ def meaning_problems(raw: dict[str, Any]) -> Iterator[str]:
     yield from _evidence_problems(raw["gates"]["evidence"], raw["artifacts"])
     yield from _coreml_problems(raw)
     yield from _publish_problems(raw)
+    if holds_password(raw["store"]["shared"]):  # which is not shown here either
+        yield (
+            "store.shared: holds a password; take it out, and give credentials in variables of the environment, "
+            "such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
 
 
 def gate_problems(config: Config) -> Iterator[str]:

@@ -10,14 +10,17 @@ import re
 import sys
 from pathlib import Path
 
+from workflow_scripts.errors import UserError
 from workflow_scripts.manifest import FileEntry, Ingredients, Manifest
 from workflow_scripts.progress import TERMINAL
 from workflow_scripts.store.errors import Damaged, NotStored, StoreTrouble
 from workflow_scripts.store.local import LocalStore
-from workflow_scripts.store.shared import SharedStore
+from workflow_scripts.store.shared import SharedStore, holds_password
 
 OFF = "off"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_LOGIN = re.compile(r"//[^/\s]*@")
+_SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")  # what an error of a library may quote
 _LOG = logging.getLogger(__name__)
 
 
@@ -126,15 +129,27 @@ def is_repeatable(ingredients: Ingredients) -> bool:
 
 
 def _one_line(text: object) -> str:
-    return " ".join(str(text).split())[:200]
+    """An error's text for people, without a secret."""
+    line = " ".join(str(text).split())
+    for secret in filter(None, map(os.environ.get, _SECRETS)):
+        line = line.replace(secret, "***")
+    return _LOGIN.sub("//***@", line)[:200]
 
 
 def open_store(folder: str | None, shared: str | None) -> Store | None:
-    """The store that the environment, else the arguments, else the defaults name; None if it is off."""
+    """The store that the environment, else the arguments, else the defaults name; None if it is off.
+
+    Raises UserError where the address of the shared one holds a password.
+    """
     folder = os.environ.get("GEMMA4_STORE") or folder or str(default_folder())
     shared = os.environ.get("GEMMA4_STORE_SHARED") or shared
     if folder == OFF:
         return None
+    if shared and holds_password(shared):
+        raise UserError(
+            "the address of the shared store holds a password: take it out of GEMMA4_STORE_SHARED, and give "
+            "credentials in variables of the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
     local = LocalStore(Path(folder).expanduser().absolute())
     return Store(local, SharedStore(shared) if shared and shared != OFF else None)
 

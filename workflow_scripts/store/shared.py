@@ -1,16 +1,24 @@
 """The second level of the store: any fsspec URL that a team or its CI shares, such as `s3://bucket/store`.
 
-The same layout as the local folder, without stamps and use. An upload goes to a temporary name first; the record of
-an entry is written last, so a reader never sees half a result. Whatever comes back is hashed before it is used.
+The same layout as the local folder, without stamps and use. The record of an entry is written last, so a reader never
+sees half a result. Whatever comes back is hashed before it is used. Whoever keeps the store in bounds may delete any
+file at any time: an entry that has lost one is a miss, and whoever builds its result uploads it again.
 """
 
 import contextlib
-import uuid
-from typing import Any
+import logging
+import re
+from typing import TYPE_CHECKING
 
-from workflow_scripts.manifest import Ingredients, Manifest
+from workflow_scripts.manifest import FileEntry, Ingredients, Manifest
 from workflow_scripts.store.errors import Damaged
 from workflow_scripts.store.local import VERSION, LocalStore, parse_record, record_of
+
+if TYPE_CHECKING:
+    from workflow_scripts.store.remote import Remote
+
+_PASSWORD = re.compile(r"//[^@]*:[^@]*@")
+_LOG = logging.getLogger(__name__)
 
 
 class SharedStore:
@@ -21,88 +29,80 @@ class SharedStore:
 
     def find(self, ingredients: Ingredients) -> Manifest | None:
         """The manifest of an entry; None if there is none. Raises Damaged."""
-        system, root = self._open()
-        try:
-            record = system.cat_file(_entry(root, ingredients.key))
-        except FileNotFoundError:
+        return self._find(self._open(), ingredients)
+
+    def pull(self, ingredients: Ingredients, local: LocalStore) -> bool:
+        """Bring an entry to the local folder; False if there is none, or not all of it.
+
+        Raises Damaged, with the bad file deleted.
+        """
+        remote = self._open()
+        found = self._find(remote, ingredients)
+        if found is None:
+            return False
+        local.root.mkdir(parents=True, exist_ok=True)
+        with local.lock():
+            for entry in found.files:
+                if not local.blobs.has(entry) and not self._pull_blob(remote, entry, ingredients, local):
+                    _LOG.info("the shared store has lost blob %s of this result", entry.sha256)
+                    return False
+            local.write_entry(found)
+        return True
+
+    def push(self, manifest: Manifest, local: LocalStore) -> None:
+        """Upload an entry of the local folder; what is there already is not sent again."""
+        remote = self._open()
+        with local.lock():
+            for entry in manifest.files:
+                blob = _blob(entry.sha256)
+                if remote.size(blob) != entry.size:
+                    remote.upload(local.blobs.path(entry.sha256), blob)
+        remote.write(record_of(manifest).encode(), _entry(manifest.ingredients.key))
+
+    def _find(self, remote: "Remote", ingredients: Ingredients) -> Manifest | None:
+        record = remote.read(_entry(ingredients.key))
+        if record is None:
             return None
         try:
             return parse_record(record.decode(), ingredients.key)
         except UnicodeDecodeError:
             raise Damaged("its record is not text") from None
 
-    def pull(self, ingredients: Ingredients, local: LocalStore) -> bool:
-        """Bring an entry to the local folder; False if there is none. Raises Damaged, with the bad file deleted."""
-        found = self.find(ingredients)
-        if found is None:
+    def _pull_blob(
+        self, remote: "Remote", entry: FileEntry, ingredients: Ingredients, local: LocalStore
+    ) -> bool:
+        """Bring one file to the local folder; False if the shared store has lost it."""
+        unfinished = local.blobs.new_file()
+        try:
+            remote.download(_blob(entry.sha256), unfinished, entry.size)
+            local.blobs.adopt(unfinished, entry)
+        except FileNotFoundError as problem:
+            if str(local.root) in str(problem.filename):
+                raise
             return False
-        system, root = self._open()
-        local.root.mkdir(parents=True, exist_ok=True)
-        with local.lock():
-            for entry in found.files:
-                if local.blobs.has(entry):
-                    continue
-                unfinished = local.blobs.new_file()
-                try:
-                    system.get_file(_blob(root, entry.sha256), str(unfinished))
-                    local.blobs.adopt(unfinished, entry)
-                except Damaged:
-                    for path in (_entry(root, ingredients.key), _blob(root, entry.sha256)):
-                        with contextlib.suppress(Exception):  # a reader may have no right to delete
-                            system.rm_file(path)
-                    raise
-                finally:
-                    unfinished.unlink(missing_ok=True)
-            local.write_entry(found)
+        except Damaged:
+            for path in (_entry(ingredients.key), _blob(entry.sha256)):
+                with contextlib.suppress(Exception):  # a reader may have no right to delete
+                    remote.delete(path)
+            raise
+        finally:
+            unfinished.unlink(missing_ok=True)
         return True
 
-    def push(self, manifest: Manifest, local: LocalStore) -> None:
-        """Upload an entry of the local folder; what is there already is not sent again."""
-        system, root = self._open()
-        with local.lock():
-            for entry in manifest.files:
-                blob = _blob(root, entry.sha256)
-                if not system.exists(blob):
-                    self._upload(system, root, local.blobs.path(entry.sha256).as_posix(), blob)
-        temporary = _temporary(root)
-        _make_parents(system, temporary)
-        system.pipe_file(temporary, record_of(manifest).encode())
-        _move(system, temporary, _entry(root, manifest.ingredients.key))
+    def _open(self) -> "Remote":
+        from workflow_scripts.store.remote import Remote  # only who shares a store pays for this import
 
-    def _open(self) -> tuple[Any, str]:
-        from fsspec.core import url_to_fs  # only who shares a store pays for this import
-
-        system, path = url_to_fs(self.url)
-        return system, f"{path.rstrip('/')}/{VERSION}"
-
-    def _upload(self, system: Any, root: str, source: str, target: str) -> None:
-        temporary = _temporary(root)
-        _make_parents(system, temporary)
-        try:
-            system.put_file(source, temporary)
-            _move(system, temporary, target)
-        except BaseException:
-            with contextlib.suppress(Exception):
-                system.rm_file(temporary)
-            raise
+        return Remote(f"{self.url.rstrip('/')}/{VERSION}")
 
 
-def _entry(root: str, key: str) -> str:
-    return f"{root}/entries/{key}.json"
+def holds_password(url: str) -> bool:
+    """Whether a URL has the form `//user:password@`: it would end in logs and process lists."""
+    return bool(_PASSWORD.search(url))
 
 
-def _blob(root: str, sha256: str) -> str:
-    return f"{root}/blobs/{sha256[:2]}/{sha256}"
+def _entry(key: str) -> str:
+    return f"entries/{key}.json"
 
 
-def _temporary(root: str) -> str:
-    return f"{root}/tmp/{uuid.uuid4().hex}"
-
-
-def _make_parents(system: Any, path: str) -> None:
-    system.makedirs(path.rpartition("/")[0], exist_ok=True)
-
-
-def _move(system: Any, source: str, target: str) -> None:
-    _make_parents(system, target)
-    system.mv(source, target)
+def _blob(sha256: str) -> str:
+    return f"blobs/{sha256[:2]}/{sha256}"
