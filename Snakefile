@@ -28,7 +28,10 @@ include: "rules/publish.smk"
 include: "rules/report.smk"
 
 
+# On a cluster these stay on the host that submits: targets, what needs the internet and somebody's access token
+# (`checkpoint` fetches, `publish` uploads), and what only draws.
 localrules:
+    checkpoint,
     release,
     aot,
     gates,
