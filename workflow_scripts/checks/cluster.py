@@ -1,0 +1,174 @@
+"""`make test-cluster`: a release that Slurm's nodes build, one of which is lost on the way, must have the bytes of a plain one.
+
+Slurm runs on this machine with two nodes. The run has a checkout and a store of its own, both empty.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from workflow_scripts.checks.clone import build, copy_project
+from workflow_scripts.checks.reproduce import first_difference
+from workflow_scripts.checks.slurm_host import (
+    NODES,
+    PARTITION,
+    NoSlurm,
+    Slurm,
+    ensure_installed,
+    run_alone,
+    slurm,
+)
+from workflow_scripts.closure import ROOT
+from workflow_scripts.errors import UserError
+
+LOGS = ROOT / "logs/cluster"
+NOT_RUN = 77  # the exit code by which test suites know what this host cannot run
+_LOST_AFTER = 20  # per cent of the jobs
+_PROFILE = ("--workflow-profile", "profiles/slurm")
+# Two CPUs are enough; without an accounting database only squeue knows how a job ended.
+_SITE = (
+    *("--set-threads", "weights=1", "tables=1"),
+    *("--default-resources", f"slurm_partition={PARTITION}", "mem_mb=1000", "runtime=60", "disk_mb=1000"),
+    *("--slurm-no-account", "--slurm-status-command", "squeue", "--latency-wait", "10"),
+)
+
+
+class Watch:
+    """Reads what Snakemake prints and takes a node away once, when part of the jobs is done and it is at work."""
+
+    def __init__(self, cluster: Slurm, log: Path) -> None:
+        self.cluster = cluster
+        self.log = log
+        self.lost: list[str] = []  # the jobs that were on it
+
+    def on_line(self, line: str) -> None:
+        """Keep a line, and act on it."""
+        with self.log.open("a", encoding="utf-8") as log:
+            print(time.strftime("%H:%M:%S"), line, file=log)
+        if progress := re.search(r"(\d+) of (\d+) steps", line):
+            print(f"\r  {progress[0]} done", end="", file=sys.stderr, flush=True)
+            if not self.lost and 100 * int(progress[1]) >= _LOST_AFTER * int(progress[2]):
+                self._lose()
+
+    def _lose(self) -> None:
+        node = NODES[0]
+        if jobs := self.cluster.running(node):
+            self.lost = jobs
+            self.cluster.lose(node)
+            print(f"\n  {node} is lost, and with it jobs {', '.join(jobs)} of Slurm", flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Build on Slurm and compare; returns the exit code."""
+    options = _options().parse_args(arguments)
+    if options.inside:
+        return _inside(options)
+    if not find_spec("snakemake_executor_plugin_slurm"):
+        raise UserError(f"no executor for Slurm: run `{sys.executable} -m pip install -r envs/cluster.txt`")
+    ensure_installed()
+    shutil.rmtree(LOGS, ignore_errors=True)
+    LOGS.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(prefix="cluster-") as home:
+        Path(home).chmod(0o755)  # munge wants its socket within reach of all
+        own = [sys.executable, "-m", "workflow_scripts.checks.cluster", *arguments, "--inside", home]
+        code = run_alone(own)
+    print(f"logs: {LOGS}")
+    return code
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cluster", description=__doc__)
+    parser.add_argument("--config", help="a model file instead of the embedded tiny model")
+    parser.add_argument("--release", type=Path, help="a plain release of this checkout, to compare with")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def _inside(options: argparse.Namespace) -> int:
+    """The check itself, in a namespace of its own and an empty folder."""
+    config = ["--configfile", str(Path(options.config).resolve())] if options.config else []
+    built = _on_slurm(options.inside, config)
+    plain = options.release or _plainly(options.inside, config)
+    if difference := first_difference(plain, built):
+        print(f"the cluster's release is another one: {difference}", file=sys.stderr)
+        return 1
+    files = len((built / "SHA256SUMS").read_text(encoding="utf-8").splitlines())
+    print(f"equal: {files} files and SHA256SUMS itself, built by Slurm's nodes and plainly")
+    return 0
+
+
+def _on_slurm(home: Path, config: list[str]) -> Path:
+    project = _clone(home / "on slurm")
+    (home / "slurm").mkdir()
+    start = time.monotonic()
+    print("building on two nodes of Slurm", flush=True)
+    with slurm(home / "slurm", LOGS) as cluster:
+        watch = Watch(cluster, LOGS / "snakemake.log")
+        own = cluster.environment | {"GEMMA4_STORE": str(home / "store")}
+        logs = ["--slurm-logdir", str(LOGS / "jobs")]
+        build(project, "release", *_PROFILE, *_SITE, *logs, *config, environment=own, on_line=watch.on_line)
+        if not watch.lost:
+            raise UserError("no node was at work when one was to be lost: this run shows nothing")
+        again = restarted(LOGS / "slurmctld.log")
+    if missing := set(watch.lost) - set(again):
+        raise UserError(
+            f"Slurm did not start jobs {', '.join(sorted(missing))} again; see {LOGS}/slurmctld.log"
+        )
+    placed = placements(LOGS / "slurmctld.log")
+    shares = ", ".join(f"{placed.count(node)} on {node}" for node in NODES)
+    print(f"\n  {time.monotonic() - start:.0f} s; {shares}; started again: {len(again)}", flush=True)
+    return _release(project)
+
+
+def _plainly(home: Path, config: list[str]) -> Path:
+    project = _clone(home / "plain")
+    start = time.monotonic()
+    print("building plainly", flush=True)
+    store = {"GEMMA4_STORE": os.environ.get("GEMMA4_CHECK_STORE") or "off"}
+    build(project, "release", *config, environment=store)
+    print(f"  {time.monotonic() - start:.0f} s", flush=True)
+    return _release(project)
+
+
+def restarted(log: Path) -> list[str]:
+    """Numbers of the jobs that Slurm's controller put back in the queue for a lost node."""
+    return re.findall(r"requeue job JobId=(\d+) due to failure of node", log.read_text(encoding="utf-8"))
+
+
+def placements(log: Path) -> list[str]:
+    """The node of every start of a job, from the log of Slurm's controller."""
+    return re.findall(r"Allocate JobId=\d+ NodeList=(\S+)", log.read_text(encoding="utf-8"))
+
+
+def _clone(project: Path) -> Path:
+    copy_project(project)
+    return project
+
+
+def _release(project: Path) -> Path:
+    (release,) = project.glob("results/*/release")
+    return release
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupted)  # so that it ends as Ctrl-C does
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except NoSlurm as reason:
+        print(f"not run: {reason}", file=sys.stderr)
+        sys.exit(NOT_RUN)
+    except UserError as problem:
+        sys.exit(f"error: {problem}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: everything it started is stopped")
