@@ -1,4 +1,4 @@
-"""`make test-cluster`: a release that Slurm's nodes build, one of which is lost on the way, must have the bytes of a plain one.
+"""`make test-cluster`: what Slurm's nodes build, one of them lost on the way, must have the bytes of a plain release.
 
 Slurm runs on this machine with two nodes. The run has a checkout and a store of its own, both empty.
 """
@@ -77,8 +77,10 @@ def main(arguments: list[str]) -> int:
     LOGS.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="cluster-") as home:
         Path(home).chmod(0o755)  # munge wants its socket within reach of all
+        etc = Path(home) / "etc"
+        etc.mkdir()
         own = [sys.executable, "-m", "workflow_scripts.checks.cluster", *arguments, "--inside", home]
-        code = run_alone(own)
+        code = run_alone(own, etc)
     print(f"logs: {LOGS}")
     return code
 
@@ -111,7 +113,7 @@ def _on_slurm(home: Path, config: list[str]) -> Path:
     print("building on two nodes of Slurm", flush=True)
     with slurm(home / "slurm", LOGS) as cluster:
         watch = Watch(cluster, LOGS / "snakemake.log")
-        own = cluster.environment | {"GEMMA4_STORE": str(home / "store")}
+        own = {"GEMMA4_STORE": str(home / "store")}
         logs = ["--slurm-logdir", str(LOGS / "jobs")]
         build(project, "release", *_PROFILE, *_SITE, *logs, *config, environment=own, on_line=watch.on_line)
         if not watch.lost:

@@ -1,7 +1,7 @@
 """A Slurm of two nodes on one machine, from the distribution's own programs, for checks.
 
-Everything lies in one folder, and everything runs in a process namespace of its own: when the process that made the
-namespace ends, however it ends, the kernel ends the rest.
+Everything lies in one folder, and everything runs in namespaces of its own: when the process that made them ends,
+however it ends, the kernel ends the rest, and what was mounted over Slurm's configuration is gone.
 """
 
 import os
@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,9 @@ NODES = ("node1", "node2")
 PARTITION = "main"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "unshare")
 _STARTING = 60  # seconds
+# Where Slurm looks by itself. SLURM_CONF does not do: the plugin's job steps take every such variable away before they
+# call srun (snakemake-executor-plugin-slurm-jobstep 0.6.1).
+_ETC = Path("/etc/slurm")
 
 # Both slurmd hear on ports of their own. A job whose node is lost may start again once its credential has expired,
 # after two minutes by default.
@@ -62,19 +65,13 @@ class NoSlurm(UserError):
 
 @dataclass(frozen=True)
 class Slurm:
-    """A running Slurm: where its configuration lies, and its daemons by node."""
+    """A running Slurm: its daemons by node."""
 
-    config: Path
     daemons: dict[str, subprocess.Popen]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What Slurm's commands need to find it."""
-        return {"SLURM_CONF": str(self.config)}
 
     def ask(self, *command: str) -> str:
         """What one of Slurm's commands prints; raises UserError where it fails."""
-        run = subprocess.run(command, env=os.environ | self.environment, capture_output=True, text=True)
+        run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:
             raise UserError(f"`{' '.join(command)}` failed: {run.stderr.strip()}")
         return run.stdout
@@ -125,38 +122,37 @@ def ensure_installed() -> None:
         raise NoSlurm(f"the packages {' and '.join(PACKAGES)} have no {', '.join(missing)}")
 
 
-def run_alone(command: Sequence[str]) -> int:
-    """Run a command as the first process of a namespace, so that nothing of it is left; returns its exit code.
+def run_alone(command: Sequence[str], etc: Path) -> int:
+    """Run a command in namespaces of its own, with a folder in the place of Slurm's configuration; its exit code.
 
-    Raises NoSlurm where this host allows no namespaces.
+    It is the first process there, so nothing of it is left when it ends or this process does. Raises NoSlurm where
+    this host allows no namespaces.
     """
+    if not _ETC.is_dir():
+        raise NoSlurm(f"this host's Slurm does not have its configuration in {_ETC}")
     alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    alone += ["sh", "-c", f'mount --bind "$0" {_ETC} && exec "$@"', str(etc)]
     tried = subprocess.run([*alone, "true"], capture_output=True, text=True)
     if tried.returncode:
-        raise NoSlurm(f"this host allows no process namespace: {tried.stderr.strip()}")
-    return subprocess.run([*alone, *command]).returncode
+        raise NoSlurm(f"this host allows no namespaces: {tried.stderr.strip()}")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return subprocess.run([*alone, *command], env=plain).returncode
 
 
 @contextmanager
 def slurm(home: Path, logs: Path) -> Iterator[Slurm]:
-    """Run Slurm in a folder that exists, to be called in a namespace of its own.
+    """Run Slurm in a folder that exists, to be called in what `run_alone` runs.
 
     Raises UserError where the nodes do not get ready, with what the daemons said last.
     """
-    config = _configure(home, logs)
+    _configure(home, logs)
     daemons: dict[str, subprocess.Popen] = {}
 
     def start(name: str, *command: str) -> None:
         with (logs / f"{name}.out").open("wb") as out:
-            daemons[name] = subprocess.Popen(
-                command,
-                env=os.environ | {"SLURM_CONF": str(config)},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-            )
+            daemons[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 
-    running = Slurm(config, daemons)
+    running = Slurm(daemons)
     try:
         key = home / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
@@ -178,7 +174,7 @@ def slurm(home: Path, logs: Path) -> Iterator[Slurm]:
             daemon.wait()
 
 
-def _configure(home: Path, logs: Path) -> Path:
+def _configure(home: Path, logs: Path) -> None:
     with (
         closing(socket.socket()) as first,
         closing(socket.socket()) as second,
@@ -189,8 +185,7 @@ def _configure(home: Path, logs: Path) -> Path:
             one.bind(("127.0.0.1", 0))
             ports.append(one.getsockname()[1])
     (home / "state").mkdir()
-    config = home / "slurm.conf"
-    config.write_text(
+    (_ETC / "slurm.conf").write_text(
         _CONFIG.format(
             host=socket.gethostname().partition(".")[0],
             home=home,
@@ -203,7 +198,6 @@ def _configure(home: Path, logs: Path) -> Path:
             memory=psutil.virtual_memory().total // len(NODES) // 2**20,
         )
     )
-    return config
 
 
 def _are_idle(running: Slurm) -> bool:
@@ -213,7 +207,7 @@ def _are_idle(running: Slurm) -> bool:
         return False
 
 
-def _wait(ready, what: str, daemons: dict[str, subprocess.Popen], logs: Path) -> None:
+def _wait(ready: Callable[[], bool], what: str, daemons: dict[str, subprocess.Popen], logs: Path) -> None:
     end = time.monotonic() + _STARTING
     while not ready():
         ended = [name for name, daemon in daemons.items() if daemon.poll() is not None]
