@@ -32,11 +32,13 @@ LOGS = ROOT / "logs/cluster"
 NOT_RUN = 77  # the exit code by which test suites know what this host cannot run
 _LOST_AFTER = 20  # per cent of the jobs
 _PROFILE = ("--workflow-profile", "profiles/slurm")
-# Two CPUs are enough; without an accounting database only squeue knows how a job ended.
+# Two CPUs are enough; without an accounting database only squeue knows how a job ended; and nobody waits here for as
+# long as on a real cluster.
 _SITE = (
     *("--set-threads", "weights=1", "tables=1"),
     *("--default-resources", f"slurm_partition={PARTITION}", "mem_mb=1000", "runtime=60", "disk_mb=1000"),
-    *("--slurm-no-account", "--slurm-status-command", "squeue", "--latency-wait", "10"),
+    *("--slurm-no-account", "--slurm-status-command", "squeue"),
+    *("--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "10"),
 )
 
 
@@ -96,8 +98,11 @@ def _options() -> argparse.ArgumentParser:
 def _inside(options: argparse.Namespace) -> int:
     """The check itself, in a namespace of its own and an empty folder."""
     config = ["--configfile", str(Path(options.config).resolve())] if options.config else []
-    built = _on_slurm(options.inside, config)
-    plain = options.release or _plainly(options.inside, config)
+    projects = [options.inside / name for name in ("on slurm", "plain")]
+    for project in projects:  # both of the same moment
+        copy_project(project)
+    built = _on_slurm(options.inside, projects[0], config)
+    plain = options.release or _plainly(projects[1], config)
     if difference := first_difference(plain, built):
         print(f"the cluster's release is another one: {difference}", file=sys.stderr)
         return 1
@@ -106,8 +111,7 @@ def _inside(options: argparse.Namespace) -> int:
     return 0
 
 
-def _on_slurm(home: Path, config: list[str]) -> Path:
-    project = _clone(home / "on slurm")
+def _on_slurm(home: Path, project: Path, config: list[str]) -> Path:
     (home / "slurm").mkdir()
     start = time.monotonic()
     print("building on two nodes of Slurm", flush=True)
@@ -129,8 +133,7 @@ def _on_slurm(home: Path, config: list[str]) -> Path:
     return _release(project)
 
 
-def _plainly(home: Path, config: list[str]) -> Path:
-    project = _clone(home / "plain")
+def _plainly(project: Path, config: list[str]) -> Path:
     start = time.monotonic()
     print("building plainly", flush=True)
     store = {"GEMMA4_STORE": os.environ.get("GEMMA4_CHECK_STORE") or "off"}
@@ -147,11 +150,6 @@ def restarted(log: Path) -> list[str]:
 def placements(log: Path) -> list[str]:
     """The node of every start of a job, from the log of Slurm's controller."""
     return re.findall(r"Allocate JobId=\d+ NodeList=(\S+)", log.read_text(encoding="utf-8"))
-
-
-def _clone(project: Path) -> Path:
-    copy_project(project)
-    return project
 
 
 def _release(project: Path) -> Path:
