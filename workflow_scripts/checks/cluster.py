@@ -73,17 +73,18 @@ def main(arguments: list[str]) -> int:
     if options.inside:
         return _inside(options)
     if not find_spec("snakemake_executor_plugin_slurm"):
-        raise UserError(f"no executor for Slurm: run `{sys.executable} -m pip install -r envs/cluster.txt`")
+        raise UserError("no executor for Slurm: `make test-cluster` installs it (envs/cluster.txt)")
     ensure_installed()
-    shutil.rmtree(LOGS, ignore_errors=True)
-    LOGS.mkdir(parents=True)
+    logs = options.logs.resolve()
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="cluster-") as home:
         Path(home).chmod(0o755)  # munge wants its socket within reach of all
         etc = Path(home) / "etc"
         etc.mkdir()
         own = [sys.executable, "-m", "workflow_scripts.checks.cluster", *arguments, "--inside", home]
         code = run_alone(own, etc)
-    print(f"logs: {LOGS}")
+    print(f"logs: {logs}")
     return code
 
 
@@ -91,6 +92,7 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="cluster", description=__doc__)
     parser.add_argument("--config", help="a model file instead of the embedded tiny model")
     parser.add_argument("--release", type=Path, help="a plain release of this checkout, to compare with")
+    parser.add_argument("--logs", type=Path, default=LOGS, help="a folder for logs, which is made anew")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     return parser
 
@@ -101,7 +103,7 @@ def _inside(options: argparse.Namespace) -> int:
     projects = [options.inside / name for name in ("on slurm", "plain")]
     for project in projects:  # both of the same moment
         copy_project(project)
-    built = _on_slurm(options.inside, projects[0], config)
+    built = _on_slurm(options.inside, options.logs.resolve(), projects[0], config)
     plain = options.release or _plainly(projects[1], config)
     if difference := first_difference(plain, built):
         print(f"the cluster's release is another one: {difference}", file=sys.stderr)
@@ -111,23 +113,23 @@ def _inside(options: argparse.Namespace) -> int:
     return 0
 
 
-def _on_slurm(home: Path, project: Path, config: list[str]) -> Path:
+def _on_slurm(home: Path, logs: Path, project: Path, config: list[str]) -> Path:
     (home / "slurm").mkdir()
     start = time.monotonic()
     print("building on two nodes of Slurm", flush=True)
-    with slurm(home / "slurm", LOGS) as cluster:
-        watch = Watch(cluster, LOGS / "snakemake.log")
+    with slurm(home / "slurm", logs) as cluster:
+        watch = Watch(cluster, logs / "snakemake.log")
         own = {"GEMMA4_STORE": str(home / "store")}
-        logs = ["--slurm-logdir", str(LOGS / "jobs")]
-        build(project, "release", *_PROFILE, *_SITE, *logs, *config, environment=own, on_line=watch.on_line)
+        arguments = ["release", *_PROFILE, *_SITE, "--slurm-logdir", str(logs / "jobs"), *config]
+        build(project, *arguments, environment=own, on_line=watch.on_line)
         if not watch.lost:
             raise UserError("no node was at work when one was to be lost: this run shows nothing")
-        again = restarted(LOGS / "slurmctld.log")
+        again = restarted(logs / "slurmctld.log")
     if missing := set(watch.lost) - set(again):
         raise UserError(
-            f"Slurm did not start jobs {', '.join(sorted(missing))} again; see {LOGS}/slurmctld.log"
+            f"Slurm did not start jobs {', '.join(sorted(missing))} again; see {logs}/slurmctld.log"
         )
-    placed = placements(LOGS / "slurmctld.log")
+    placed = placements(logs / "slurmctld.log")
     shares = ", ".join(f"{placed.count(node)} on {node}" for node in NODES)
     print(f"\n  {time.monotonic() - start:.0f} s; {shares}; started again: {len(again)}", flush=True)
     return _release(project)
