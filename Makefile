@@ -30,6 +30,7 @@ help:
 	@echo "make reproduce    two clean builds under different settings give the same bytes (minutes)"
 	@echo "make bench        what the Metal kernels read; quantizer, tables, saving and gates beside baselines; what a rebuild costs (minutes)"
 	@echo "make mutants      would the gates notice? single faults, each in a copy of the project (minutes) [MUTANTS=\"--layer model\"]"
+	@echo "make test-cluster a release built by two Slurm nodes on this machine, one of them lost (Linux, root; minutes) [CONFIG=config/NAME.yaml]"
 	@echo "make doctor       what works on this host and what will not"
 	@echo "make environment  the pinned packages in $(ENV)"
 	@echo "make environment-coreml  the same with what the Core ML reference needs"
@@ -74,6 +75,13 @@ bench: environment
 .PHONY: mutants
 mutants: environment
 	@$(RUN) -m workflow_scripts.checks.mutants $(MUTANTS)
+
+# The executors go into $(ENV), beside the pins and without moving them.
+.PHONY: test-cluster
+test-cluster: environment
+	@$(RUN) -m pip install -qq --no-compile --disable-pip-version-check -c $(PINS) -r envs/cluster.txt
+	@$(RUN) -m pytest tests/test_profiles.py tests/test_cluster.py
+	@$(RUN) -m workflow_scripts.checks.cluster $(if $(CONFIG),--config "$(CONFIG)")
 
 .PHONY: doctor
 doctor: environment

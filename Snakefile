@@ -29,7 +29,10 @@ include: "rules/report.smk"
 include: "rules/coreml.smk"
 
 
+# On a cluster these stay on the host that submits: targets, what needs the internet and somebody's access token
+# (`checkpoint` fetches, `publish` uploads), and what only draws.
 localrules:
+    checkpoint,
     release,
     aot,
     gates,

@@ -16,6 +16,9 @@ rule compile_ahead:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=5000,  # 4.0 GB were published for a whole decoder on the Neural Engine
+        runtime=by_size(30, 120),
+        disk_mb=by_size(500, 20000),
+        macos=1,
     params:
         stage="aot",
         tools=tools("aot"),
@@ -41,6 +44,8 @@ rule package_compiled:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=500,
+        runtime=by_size(10, 30),
+        disk_mb=by_size(500, 10000),
     params:
         stage="package_compiled",
         tools=tools("package_compiled"),

@@ -12,6 +12,8 @@ rule checkpoint:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=1000,
+        runtime=by_size(10, 240),
+        disk_mb=by_size(500, 20000),
     params:
         stage="checkpoint",
         tools=tools("checkpoint"),
@@ -42,6 +44,8 @@ rule tiny_checkpoint:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=2000,
+        runtime=60,
+        disk_mb=500,
     message:
         "tiny checkpoint: train it anew into resources/gemma-4-tiny"
     shell:
@@ -63,6 +67,8 @@ rule rehearsal_checkpoint:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=500,
+        runtime=30,
+        disk_mb=12000,
     params:
         stage="rehearsal",
         tools=tools("rehearsal"),

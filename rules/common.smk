@@ -229,7 +229,11 @@ def is_small():
 
 
 def by_size(small, full):
-    """Megabytes of memory: of a job over a small checkpoint, or over one of real size (measured with E2B's shapes)."""
+    """What a job asks for, over a small checkpoint, or over one of real size (measured with E2B's shapes).
+
+    `mem_mb` holds everywhere. `runtime` (minutes) and `disk_mb` (what it writes) are for schedulers of clusters: some
+    times what was measured, since a job beyond its time is killed.
+    """
     return small if is_small() else full
 
 
@@ -254,6 +258,7 @@ def folder_memory(wildcards):
 def quantizer_threads(wildcards):
     """All cores for a checkpoint of real size; a small one takes a second, and runs beside other jobs.
 
+    A cluster's profile says how many (`set-threads`): there this host's cores mean nothing.
     No part of the key: the bytes are the same. Snakemake tells the job in OMP_NUM_THREADS.
     """
     return 1 if is_small() else workflow.cores or 1

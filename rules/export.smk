@@ -17,6 +17,8 @@ rule export_hostcache:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=2000,
+        runtime=by_size(10, 60),
+        disk_mb=by_size(500, 20000),
     params:
         stage="export_hostcache",
         tools=tools("export_hostcache"),
@@ -44,6 +46,8 @@ rule export_kernels:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=2000,
+        runtime=by_size(10, 60),
+        disk_mb=by_size(500, 10000),
     params:
         stage=kernel_stage,
         tools=tools_of(kernel_stage),
@@ -71,6 +75,8 @@ rule export_head:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=2000,
+        runtime=by_size(10, 60),
+        disk_mb=by_size(500, 10000),
     params:
         stage="export_head",
         tools=tools("export_head"),
@@ -99,6 +105,8 @@ rule export_frontend:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=2000,
+        runtime=by_size(10, 60),
+        disk_mb=by_size(500, 6000),
     params:
         stage="export_frontend",
         tools=tools("export_frontend"),
@@ -126,6 +134,8 @@ rule export_form:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=2000,
+        runtime=by_size(10, 60),
+        disk_mb=by_size(500, 10000),
     params:
         stage=form_stage,
         tools=tools_of(form_stage),

@@ -16,6 +16,8 @@ rule gate_structure:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=1000,
+        runtime=by_size(10, 60),
+        disk_mb=by_size(500, 1000),
     params:
         stage=structure_stage,
         tools=tools_of(structure_stage),
@@ -41,6 +43,8 @@ rule gate_numbers:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=numbers_memory,
+        runtime=by_size(10, 1440),
+        disk_mb=by_size(500, 20000),
     params:
         stage=numbers_stage,
         tools=tools_of(numbers_stage),
@@ -67,6 +71,8 @@ rule gate_kernels:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=1000,
+        runtime=by_size(10, 60),
+        disk_mb=by_size(500, 1000),
     params:
         stage="gate_kernels",
         tools=tools("gate_kernels"),
@@ -92,6 +98,8 @@ rule gate_ane:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=1000,
+        runtime=by_size(10, 60),
+        disk_mb=by_size(500, 1000),
     params:
         stage="gate_ane",
         tools=tools("gate_ane"),
@@ -120,6 +128,8 @@ rule gate_quantization:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=1000,
+        runtime=by_size(10, 60),
+        disk_mb=by_size(500, 1000),
     params:
         stage="gate_quantization",
         tools=tools("gate_quantization"),
@@ -146,6 +156,8 @@ rule gate_tables:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=1000,
+        runtime=by_size(10, 60),
+        disk_mb=by_size(500, 1000),
     params:
         stage=table_stage("gate_tables"),
         tools=tools_of(table_stage("gate_tables")),
@@ -171,6 +183,8 @@ rule gate_chunks:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=1000,
+        runtime=by_size(10, 1440),
+        disk_mb=by_size(500, 4000),
     params:
         stage="gate_chunks",
         tools=tools("gate_chunks"),
@@ -196,6 +210,8 @@ rule gate_fp16:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=2000,
+        runtime=by_size(10, 120),
+        disk_mb=by_size(500, 1000),
     params:
         stage="gate_fp16",
         tools=tools("gate_fp16"),
@@ -223,6 +239,8 @@ rule gate_tokens:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=folder_memory,
+        runtime=by_size(20, 2880),
+        disk_mb=by_size(500, 20000),
     params:
         stage="gate_tokens",
         tools=tools("gate_tokens"),
@@ -250,6 +268,8 @@ rule gate_long_run:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=folder_memory,
+        runtime=by_size(30, 4320),
+        disk_mb=by_size(500, 20000),
     params:
         stage="gate_long_run",
         tools=tools("gate_long_run"),
@@ -276,6 +296,8 @@ rule gate_chat:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=folder_memory,
+        runtime=by_size(20, 2880),
+        disk_mb=by_size(500, 20000),
     params:
         stage="gate_chat",
         tools=tools("gate_chat"),
@@ -301,6 +323,8 @@ rule gate_agreement:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=500,
+        runtime=10,
+        disk_mb=500,
     params:
         stage="gate_agreement",
         tools=tools("gate_agreement"),
@@ -327,7 +351,10 @@ rule gate_gpu:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=2000,
-        gpu=1,  # two at once can hang a Mac; the profile has one
+        runtime=by_size(10, 120),
+        disk_mb=by_size(500, 4000),
+        macos=1,
+        metal_gpu=1,  # two at once can hang a Mac; the profile has one. `gpu` would be a card that a cluster counts
     params:
         stage="gate_gpu",
         tools=tools("gate_gpu"),

@@ -12,6 +12,8 @@ rule oracle:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=by_size(2000, 9500),  # the decoder and its embedding in float32
+        runtime=by_size(10, 120),
+        disk_mb=by_size(500, 1000),
     params:
         stage="oracle",
         tools=tools("oracle"),
@@ -45,6 +47,8 @@ rule reference:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=2000,
+        runtime=by_size(10, 120),
+        disk_mb=by_size(500, 2000),
     params:
         stage="reference",
         tools=tools("reference"),
@@ -72,6 +76,8 @@ rule decode_reference:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=2000,
+        runtime=by_size(10, 120),
+        disk_mb=by_size(500, 2000),
     params:
         stage="decode_reference",
         tools=tools("decode_reference"),

@@ -12,6 +12,8 @@ rule package:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=500,
+        runtime=by_size(10, 30),
+        disk_mb=by_size(500, 10000),
     params:
         stage="package",
         tools=tools("package"),
@@ -37,6 +39,8 @@ rule assemble_release:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=500,
+        runtime=by_size(10, 60),
+        disk_mb=by_size(500, 20000),
     params:
         stage="release",
         tools=tools("release"),

@@ -15,6 +15,8 @@ rule tables:
     threads: quantizer_threads
     resources:
         mem_mb=1000,
+        runtime=by_size(10, 60),
+        disk_mb=by_size(500, 6000),
     params:
         stage=table_stage("tables"),
         tools=tools_of(table_stage("tables")),

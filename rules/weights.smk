@@ -15,6 +15,8 @@ rule weights:
     threads: quantizer_threads
     resources:
         mem_mb=1000,
+        runtime=by_size(10, 60),
+        disk_mb=by_size(500, 12000),
     params:
         stage="weights",
         tools=tools("weights"),
