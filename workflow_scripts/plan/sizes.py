@@ -75,8 +75,12 @@ class Model:
             else _VECTOR * math.prod(shape)
             for name, shape in self._held(form, layers).items()
         )
-        if form in DECODE_FORMS:  # the embedding and the context projection, which a host computes for other forms
-            constants += self._embedding(self.config.hidden_size, int4) + value * self._row() * self.config.hidden_size
+        if (
+            form in DECODE_FORMS
+        ):  # the embedding and the context projection, which a host computes for other forms
+            constants += (
+                self._embedding(self.config.hidden_size, int4) + value * self._row() * self.config.hidden_size
+            )
         first, last = layers or (0, 0 if form in _HEADS else self.config.num_hidden_layers)
         text = _TEXT_OF_STATES if form in (*DECODE_FORMS, *STATE_CORES) else _TEXT_OF_LAYER
         return constants + functions * (_TEXT + text * (last - first))
@@ -95,7 +99,8 @@ class Model:
     def _tensors(self) -> Shapes:
         """The tensors of stage `weights`; the tables are another stage's."""
         return _only(
-            expected_tensors(self.config), lambda name: name.startswith("layers.") or name in ("norm.weight", EMBEDDING)
+            expected_tensors(self.config),
+            lambda name: name.startswith("layers.") or name in ("norm.weight", EMBEDDING),
         )
 
     def _held(self, form: str, layers: tuple[int, int] | None) -> Shapes:
