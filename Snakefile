@@ -6,7 +6,7 @@
 #                results/<model>/release                            what people download
 #                results/<model>/{logs,benchmarks}/<stage>/...      one file per job; beside a log what the job took
 #
-# Targets:       release (default), aot, gates, bundles, publish, report, tiny_checkpoint, rehearsal_checkpoint
+# Targets:       release (default), aot, gates, bundles, publish, report, plan, tiny_checkpoint, rehearsal_checkpoint
 from snakemake.utils import min_version
 
 min_version("9.27")
@@ -26,6 +26,7 @@ include: "rules/gates.smk"
 include: "rules/release.smk"
 include: "rules/publish.smk"
 include: "rules/report.smk"
+include: "rules/plan.smk"
 
 
 localrules:
@@ -36,6 +37,7 @@ localrules:
     publish,
     report,
     report_pages,
+    plan,
 
 
 rule release:

@@ -48,7 +48,11 @@ except UserError as problem:
 RESULTS = f"results/{CONFIG.model}"
 ARTIFACTS = {artifact.published: artifact for artifact in CONFIG.artifacts.values()}
 BUNDLES = {name: artifact for name, artifact in ARTIFACTS.items() if artifact.is_bundle}
-if workflow.is_main_process and not workflow.dryrun:
+# Who asks for a plan alone wants nothing done.
+PLANS = workflow.dag_settings is not None and {*workflow.dag_settings.targets} == {
+    "plan"
+}
+if workflow.is_main_process and not workflow.dryrun and not PLANS:
     for problem in forget_damaged(Path(RESULTS)):
         print(f"{problem}: it will be made again", file=sys.stderr)
 
@@ -536,6 +540,13 @@ def report_config():
     )
     own = [f"{key}={json.dumps(value)}" for key, value in settings.config.items()]
     return shlex.join([*files, *(["--config", *own] if own else [])])
+
+
+def plan_options():
+    """This run's configuration, cores and memory on the command line of the plan."""
+    given = workflow.global_resources
+    memory = f" --mem-mb {given['mem_mb'].value}" if "mem_mb" in given else ""
+    return f"{report_config()} --cores {workflow.cores or 1}{memory}"
 
 
 def outputs_of_run():

@@ -1,4 +1,4 @@
-"""Command line: `python -m workflow_scripts {stage,chat,verify,publish,plan,why,store,usage,summary,pages,doctor} ...`."""
+"""Command line: `python -m workflow_scripts COMMAND ...`; without one it lists them."""
 
 import os
 import sys

@@ -1,8 +1,8 @@
 """`python -m workflow_scripts plan [TARGET]`: what a run would take. Nothing is built, fetched or written.
 
-For each stage: jobs, and of them those that are up to date or in a store; bytes of the results and those of them that are
-new; memory that the largest job asks for; seconds of the jobs to build, and where they are from. (`why` says of each
-result why it is built, `usage` what jobs took.)
+For each stage: jobs, and of them those that are up to date or in a store; bytes of the results, and those of them that
+are new; memory that the largest job asks for; seconds of the jobs to build, and where they are from. (`why` says of
+each result why it is built, `usage` what jobs took.)
 """
 
 import argparse
@@ -15,6 +15,7 @@ from dataclasses import asdict
 from workflow_scripts import why
 from workflow_scripts.plan import jobs
 from workflow_scripts.plan.jobs import Job, Plan, least_seconds
+from workflow_scripts.plan.seconds import DOCUMENTED
 from workflow_scripts.store.command import show_size
 from workflow_scripts.store.table import table
 
@@ -92,12 +93,16 @@ def _totals(planned: list[Job], options: argparse.Namespace, least: float, limit
     fetched = [job for job in planned if job.state == jobs.SHARED]
     new = sum(job.new or 0 for job in building)
     lines.append(
-        f"new on the disk: {show_size(new)} built, {show_size(sum(job.new or 0 for job in fetched))} from the shared store; "
-        "what is large is linked into folders, release and local store"
+        f"new on the disk: {show_size(new)} built, {show_size(sum(job.new or 0 for job in fetched))} from the shared "
+        "store; what is large is linked into folders, release and local store"
     )
     for label, unknown in (("bytes", "new"), ("seconds", "seconds")):
         if none := sum(getattr(job, unknown) is None for job in planned):
             lines.append(f"{label} of {none} jobs are unknown, and not in the sums")
+    if any(job.seconds_from == DOCUMENTED for job in building):
+        lines.append(
+            "documented seconds are of another machine, right to a factor of two; gates count answers in full length"
+        )
     if building:
         lines.append(
             f"at least {_duration(least)} on {options.cores} cores, which {limit} sets; "

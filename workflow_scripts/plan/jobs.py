@@ -1,4 +1,4 @@
-"""The jobs of a plan: state, predicted bytes, memory and seconds of each, and the least time that they take together."""
+"""The jobs of a plan: state, predicted bytes, memory and seconds of each, and the least time of all together."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from workflow_scripts.checkpoint.needed import CONFIG, TOKENIZER, planned_inputs
 from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.configuration.data import HUB_ADDRESS
 from workflow_scripts.errors import UserError
+from workflow_scripts.files import LINKED_FROM
 from workflow_scripts.manifest import Manifest, tree_path
 from workflow_scripts.plan.seconds import Clock, Dialogues, Seconds
 from workflow_scripts.plan.sizes import Model
@@ -18,7 +19,6 @@ from workflow_scripts.why import STORED, UP_TO_DATE, Answer, Command
 BUILT, LOCAL, SHARED, BUILD = "up to date", "local store", "shared store", "build"
 PRESENT, SHAPES, ABOUT, UNKNOWN = "of the result", "from shapes", "about", "unknown"
 _VERDICT = 6_000  # bytes of a gate's result: measured 0.5 to 23 kB
-_COPIED_BELOW = 16 << 20  # bytes of a file below which a copy is made and no link
 _LINKED = ("bundle_", "tables_", "folder_", "compiled", "twin")  # inputs that a result is made of
 
 
@@ -75,7 +75,7 @@ class Plan:
 def least_seconds(jobs: Iterable[Job], cores: int, mem_mb: int) -> tuple[float, str]:
     """A lower bound of the time that jobs take together, and what sets it; unknown seconds count as none.
 
-    No order of the jobs is faster than the longest chain of them, nor than all their work on all cores or in all memory.
+    No order of the jobs is faster than their longest chain, nor than all their work on all cores or in all memory.
     """
     ends: dict[str, float] = {}
     busy = held = 0.0
@@ -227,15 +227,15 @@ def _job(command: Command, answer: Answer, sizes: _Sizes, clock: Clock) -> Job:
 
 
 def _new(command: Command, state: str, size: int | None, sizes: _Sizes) -> int | None:
-    """Bytes that a run writes or fetches for a result: what is large is linked from other results and the local store."""
+    """Bytes that a run writes or fetches for a result: large files are linked from other results and the store."""
     if state in (BUILT, LOCAL):
         return 0
     if state == SHARED or command.stage not in ("checkpoint", "package", "package_compiled", "release"):
         return size
     if command.stage == "checkpoint":
-        return 0 if command.inputs and (size or 0) >= _COPIED_BELOW else size
+        return 0 if command.inputs and (size or 0) >= LINKED_FROM else size
     parts = sizes.parts(command)
-    return None if None in parts else sum(part for part in parts if part < _COPIED_BELOW)
+    return None if None in parts else sum(part for part in parts if part < LINKED_FROM)
 
 
 def _local_bytes(command: Command) -> int:

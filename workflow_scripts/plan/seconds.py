@@ -61,7 +61,7 @@ def _fed(dialogue: dict[str, Any]) -> int:
 
 
 class Clock:
-    """What jobs of one model take. `find` gives the command that makes a result, `size` is the checkpoint's in bytes."""
+    """What jobs of one model take. `find` gives a result's command, `size` is the checkpoint's in bytes."""
 
     def __init__(self, results: Path, size: int | None, dialogues: Dialogues, find: Find) -> None:
         self._figures = yaml.safe_load(_FIGURES.read_text(encoding="utf-8"))
