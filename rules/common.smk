@@ -48,13 +48,6 @@ except UserError as problem:
 RESULTS = f"results/{CONFIG.model}"
 ARTIFACTS = {artifact.published: artifact for artifact in CONFIG.artifacts.values()}
 BUNDLES = {name: artifact for name, artifact in ARTIFACTS.items() if artifact.is_bundle}
-# Who asks for a plan alone wants nothing done.
-PLANS = workflow.dag_settings is not None and {*workflow.dag_settings.targets} == {
-    "plan"
-}
-if workflow.is_main_process and not workflow.dryrun and not PLANS:
-    for problem in forget_damaged(Path(RESULTS)):
-        print(f"{problem}: it will be made again", file=sys.stderr)
 
 TABLES = next(
     (name for name, artifact in ARTIFACTS.items() if artifact.form == "raw_tables"),
@@ -264,11 +257,19 @@ def quantization_json(wildcards):
     return to_json(recipe=wildcards.recipe, min_margin=CONFIG.oracle.min_margin)
 
 
+def forget_damaged_results():
+    """Called where every run begins that builds results: while the rules are read, a dry run cannot be told from it."""
+    if workflow.is_main_process and not workflow.dryrun:
+        for problem in forget_damaged(Path(RESULTS)):
+            print(f"{problem}: it will be made again", file=sys.stderr)
+
+
 def checkpoint_source(wildcards):
     """The files of a local checkpoint that count, by name, or the folder of a rehearsal.
 
     A Hugging Face one is fetched by its stage. A plan can be made without the weights, and says so.
     """
+    forget_damaged_results()
     if CONFIG.checkpoint.repository:
         return {}
     if CONFIG.checkpoint.rehearsal:

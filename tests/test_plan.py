@@ -17,6 +17,7 @@ from workflow_scripts import files, manifest
 from workflow_scripts.checkpoint.config_json import parse_text_config
 from workflow_scripts.checkpoint.needed import read_json_object
 from workflow_scripts.checks.clone import copy_project
+from workflow_scripts.configuration.data import FORMS
 from workflow_scripts.plan import jobs
 from workflow_scripts.plan.seconds import Clock, Dialogues
 from workflow_scripts.plan.sizes import Model
@@ -220,10 +221,15 @@ def test_a_gate_that_feeds_dialogues_takes_its_positions_times_its_bundles(home)
     }
 
 
-def test_every_stage_of_a_release_has_documented_seconds():
+def test_documented_seconds_are_of_stages_and_forms_that_exist():
     figures = yaml.safe_load((ROOT / "workflow_scripts/plan/figures.yaml").read_text())
     modules = {path.stem for path in (ROOT / "workflow_scripts/stages").glob("*.py")}
-    assert modules - {"__init__", "runner", "job", "aot"} == figures["stages"].keys()
+    assert figures["stages"].keys() <= modules
+    assert (
+        {form for form, kind in FORMS.items() if kind.bundle}
+        <= figures["positions"].keys()
+        <= {*FORMS} | modules
+    )
 
 
 # --- the least time --------------------------------------------------------------------------------------------------
@@ -308,10 +314,14 @@ def test_from_nothing_to_everything_built(project):
 
 
 def test_snakemake_plan_leaves_a_damaged_result_as_it_is(project):
-    """A run would forget it and build it anew; whoever asks for a plan alone did not ask for that."""
+    """A run forgets it and builds it anew; whoever asks for a plan did not ask for that."""
     call(project, "snakemake", "--cores", "1", TARGET)
-    (project / "results/gemma-4-tiny/tables/gemma4_gather_raw/meta.json").write_text("{}")
+    meta = project / "results/gemma-4-tiny/tables/gemma4_gather_raw/meta.json"
+    whole = meta.read_text()
+    meta.write_text("{}")
     before = listing(project / "results")
+    call(project, "snakemake", "--dry-run", TARGET)
+    assert listing(project / "results") == before
     said = call(project, "snakemake", "plan", "--cores", "2", "--resources", "mem_mb=3000")
     assert listing(project / "results") == before
     rows = {row[0]: row[1:] for line in said.splitlines() if len(row := re.split(r" {2,}", line)) > 8}
@@ -321,12 +331,17 @@ def test_snakemake_plan_leaves_a_damaged_result_as_it_is(project):
         int(row[0]) for name, row in rows.items() if name not in ("STAGE", "all")
     )
     assert "cores" in said and "wait for an input" in said
+    call(project, "snakemake", "--cores", "1", TARGET)
+    assert meta.read_text() == whole
     shutil.rmtree(project / "results")
 
 
 def test_a_real_model_is_planned_from_its_config_json_alone(project):
     """Of E2B's shapes, by a model file and an own key; nothing is fetched, and torch is not needed."""
-    code = "import sys; from workflow_scripts.plan.command import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from workflow_scripts.plan.command import main; main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules"
+    )
     arguments = (
         "--configfile",
         "config/gemma-4-e2b.yaml",
@@ -348,6 +363,7 @@ def test_a_real_model_is_planned_from_its_config_json_alone(project):
         1_879_709_750, rel=1e-4
     )
     assert planned["oracle/dialogues"]["mem_mb"] == 9500
+    assert all(one["seconds"] > 0 for one in planned.values()), "no stage of a release is unknown"
     # The published folders hold 16.96 GB; the phone's decoder of 1.71 GB came later.
     assert planned["release"]["size"] == pytest.approx(16.96e9 + 1.707e9, rel=0.005)
     assert planned["release"]["new"] == 0, "linked"
