@@ -21,6 +21,7 @@ SNAKEMAKE := $(RUN) -m snakemake --cores $(JOBS)
 
 help:
 	@echo "make release      build and gate the release folders [CONFIG=config/NAME.yaml]"
+	@echo "make plan         what a release would take: jobs, bytes, memory, time [CONFIG=config/NAME.yaml]"
 	@echo "make report       one HTML page about the release [CONFIG=config/NAME.yaml]"
 	@echo "make test         all tests"
 	@echo "make test-unit    the tests that take seconds"
@@ -38,6 +39,10 @@ help:
 
 release: environment
 	@$(SNAKEMAKE) release $(if $(CONFIG),--configfile "$(CONFIG)") $(SNAKEMAKE_FLAGS)
+
+.PHONY: plan
+plan: environment
+	@$(SNAKEMAKE) plan --quiet $(if $(CONFIG),--configfile "$(CONFIG)") $(SNAKEMAKE_FLAGS)
 
 report: environment
 	@$(SNAKEMAKE) report $(if $(CONFIG),--configfile "$(CONFIG)") $(SNAKEMAKE_FLAGS)

@@ -6,7 +6,8 @@
 #                results/<model>/release                            what people download
 #                results/<model>/{logs,benchmarks}/<stage>/...      one file per job; beside a log what the job took
 #
-# Targets:       release (default), aot, gates, bundles, publish, report, tiny_checkpoint, rehearsal_checkpoint, coreml_reference
+# Targets:       release (default), aot, gates, bundles, publish, report, plan, coreml_reference,
+#                tiny_checkpoint, rehearsal_checkpoint
 from snakemake.utils import min_version
 
 min_version("9.27")
@@ -27,6 +28,7 @@ include: "rules/release.smk"
 include: "rules/publish.smk"
 include: "rules/report.smk"
 include: "rules/coreml.smk"
+include: "rules/plan.smk"
 
 
 # On a cluster these stay on the host that submits: targets, what needs the internet and somebody's access token
@@ -40,6 +42,7 @@ localrules:
     publish,
     report,
     report_pages,
+    plan,
 
 
 rule release:

@@ -52,9 +52,6 @@ except UserError as problem:
 RESULTS = f"results/{CONFIG.model}"
 ARTIFACTS = {artifact.published: artifact for artifact in CONFIG.artifacts.values()}
 BUNDLES = {name: artifact for name, artifact in ARTIFACTS.items() if artifact.is_bundle}
-if workflow.is_main_process and not workflow.dryrun:
-    for problem in forget_damaged(Path(RESULTS)):
-        print(f"{problem}: it will be made again", file=sys.stderr)
 
 TABLES = next(
     (name for name, artifact in ARTIFACTS.items() if artifact.form == "raw_tables"),
@@ -269,11 +266,19 @@ def quantization_json(wildcards):
     return to_json(recipe=wildcards.recipe, min_margin=CONFIG.oracle.min_margin)
 
 
+def forget_damaged_results():
+    """Called where every run begins that builds results: while the rules are read, a dry run cannot be told from it."""
+    if workflow.is_main_process and not workflow.dryrun:
+        for problem in forget_damaged(Path(RESULTS)):
+            print(f"{problem}: it will be made again", file=sys.stderr)
+
+
 def checkpoint_source(wildcards):
     """The files of a local checkpoint that count, by name, or the folder of a rehearsal.
 
     A Hugging Face one is fetched by its stage. A plan can be made without the weights, and says so.
     """
+    forget_damaged_results()
     if CONFIG.checkpoint.repository:
         return {}
     if CONFIG.checkpoint.rehearsal:
@@ -545,6 +550,13 @@ def report_config():
     )
     own = [f"{key}={json.dumps(value)}" for key, value in settings.config.items()]
     return shlex.join([*files, *(["--config", *own] if own else [])])
+
+
+def plan_options():
+    """This run's configuration, cores and memory on the command line of the plan."""
+    given = workflow.global_resources
+    memory = f" --mem-mb {given['mem_mb'].value}" if "mem_mb" in given else ""
+    return f"{report_config()} --cores {workflow.cores or 1}{memory}"
 
 
 def outputs_of_run():

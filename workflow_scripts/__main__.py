@@ -1,4 +1,4 @@
-"""Command line: `python -m workflow_scripts {stage,chat,verify,publish,why,store,usage,summary,pages,doctor} ...`."""
+"""Command line: `python -m workflow_scripts COMMAND ...`; without one it lists them."""
 
 import os
 import sys
@@ -10,6 +10,7 @@ _USAGE = """usage: python -m workflow_scripts COMMAND ...
   chat FOLDER --prompt TEXT   answer from a release folder alone, through the Core AI runtime
   verify RELEASE [--rebuild]  re-hash a release, name every file that differs; --rebuild also builds it again
   publish RELEASE --repo OWNER/NAME [--yes]   upload a release to the Hugging Face Hub; without --yes a dry run
+  plan [TARGET]               jobs, bytes, memory and time of a run, and what is there already
   why [TARGET]                what a run would rebuild, and which ingredient differs from the last build
   store list|size|prune|verify   the store of results
   usage [results/MODEL]       what each job took, and what the results hold on the disk
@@ -32,6 +33,8 @@ def main(arguments: list[str]) -> int:
             from workflow_scripts.release import verify as module
         case "publish":
             from workflow_scripts.release import publish as module
+        case "plan":
+            from workflow_scripts.plan import command as module
         case "why":
             from workflow_scripts import why as module
         case "store":

@@ -6,6 +6,8 @@ must be rebuilt it is not, since the new build may give the same bytes.
 """
 
 import argparse
+import json
+import os
 import shlex
 import subprocess
 import sys
@@ -31,13 +33,16 @@ _SHOWN = 60  # characters of a value; dialogues and lists can be long
 
 @dataclass(frozen=True)
 class Command:
-    """One stage command line of the workflow."""
+    """One stage command line of the workflow, with the threads and the megabytes of memory that its rule asks for."""
 
     stage: str
     inputs: dict[str, Path]
     params: dict[str, Any]
     output: Path
     store: Store | None
+    log: Path = Path()
+    threads: int = 1
+    mem_mb: int | None = None
 
     @property
     def name(self) -> str:
@@ -47,17 +52,24 @@ class Command:
 
 @dataclass(frozen=True)
 class Answer:
-    """What happens to one result. `digest` is None where only a build can tell; `reasons` are lines for people."""
+    """What happens to one result. `digest` is None where only a build can tell; `reasons` are lines for people.
+
+    `found` is the manifest of what is there already, in the results or a store; `shared` says that only the shared one
+    has it.
+    """
 
     state: str
     digest: str | None
     reasons: list[str] = field(default_factory=list)
+    found: manifest.Manifest | None = None
+    shared: bool = False
 
 
 def main(arguments: list[str]) -> int:
     """Print the table; the exit code is 0 unless the workflow itself is refused."""
     options = _parse(arguments)
-    commands = stage_commands(options.target, options.configfile)
+    settings = ["--configfile", *options.configfile] if options.configfile else []
+    commands = stage_commands(options.target, settings)
     answers = explain(commands)
     rows = [("RESULT", "STATE", "WHY")]
     for command, answer in zip(commands, answers, strict=True):
@@ -72,36 +84,25 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def stage_commands(target: str, configfiles: list[str]) -> list[Command]:
-    """The stage commands that a target needs, inputs before what reads them.
+def stage_commands(target: str, settings: list[str]) -> list[Command]:
+    """The stage commands that a target needs, inputs before what reads them; `settings` are options of Snakemake.
 
     Raises UserError with Snakemake's words if it refuses the workflow, the config or the target.
     """
-    arguments = [
-        "--dry-run",
-        "--forceall",
-        "--printshellcmds",
-        "--nocolor",
-        "--snakefile",
-        str(ROOT / "Snakefile"),
-    ]
-    if configfiles:
-        arguments += ["--configfile", *configfiles]
+    options = ["--forceall", "--nolock", "--nocolor", "--snakefile", str(ROOT / "Snakefile"), *settings]
     run = subprocess.run(
-        [sys.executable, "-m", "snakemake", *arguments, "--", target],
+        [sys.executable, "-m", "workflow_scripts.dry_run", *options, "--", target],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
         encoding="utf-8",
     )
-    output = run.stdout + run.stderr
     if run.returncode:
-        raise UserError(f"the workflow cannot plan `{target}`:\n{_trouble(output)}")
-    texts = dict.fromkeys(
-        _COMMAND + line.partition(_COMMAND)[2] for line in output.splitlines() if _COMMAND in line
-    )
-    # One store for all: a shared one that does not answer is waited for once.
+        raise UserError(f"the workflow cannot plan `{target}`:\n{_trouble(run.stderr)}")
+    jobs = [job for job in json.loads(run.stdout) if (job["command"] or "").startswith(_COMMAND)]
+    # One store for all: a shared one that does not answer is waited for once, and trouble is said once.
     stores: dict[tuple[str | None, str | None], Store | None] = {}
-    return _in_order([_command(text, stores) for text in texts])
+    return _in_order([_command(job, stores) for job in jobs])
 
 
 def explain(commands: list[Command]) -> list[Answer]:
@@ -153,12 +154,13 @@ def _explain(command: Command, answers: dict[Path, Answer], names: dict[Path, st
     if last is not None and not reasons:
         try:
             manifest.check_tree(last, command.output)
-            return Answer(UP_TO_DATE, last.identity)
+            return Answer(UP_TO_DATE, last.identity, found=last)
         except UserError as problem:
             reasons = [str(problem)]
     stored = command.store.find(new) if command.store else None
     if stored is not None:
-        return Answer(STORED, stored.identity, reasons)
+        shared = command.store.local.find(new) is None
+        return Answer(STORED, stored.identity, reasons, stored, shared)
     return Answer(REBUILD, None, reasons)
 
 
@@ -225,12 +227,21 @@ def _states(answers: list[Answer]) -> Iterator[str]:
     )
 
 
-def _command(text: str, stores: dict[tuple[str | None, str | None], Store | None]) -> Command:
-    options = runner.parse_arguments(shlex.split(text.removeprefix(_COMMAND)))
-    places = (options.store, options.shared_store)
-    if places not in stores:
-        stores[places] = open_store(*places)
-    return Command(options.stage, options.inputs, options.params, options.output, stores[places])
+def _command(job: dict[str, Any], stores: dict[tuple[str | None, str | None], Store | None]) -> Command:
+    options = runner.parse_arguments(shlex.split(job["command"].removeprefix(_COMMAND)))
+    place = options.store, options.shared_store
+    if place not in stores:
+        stores[place] = open_store(*place)
+    return Command(
+        options.stage,
+        options.inputs,
+        options.params,
+        options.output,
+        stores[place],
+        options.log,
+        job["threads"],
+        job["mem_mb"],
+    )
 
 
 def _in_order(commands: list[Command]) -> list[Command]:
