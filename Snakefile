@@ -43,6 +43,7 @@ localrules:
     report,
     report_pages,
     plan,
+    coreml_reference,
 
 
 rule release:

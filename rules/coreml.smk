@@ -1,10 +1,6 @@
 # The Core ML reference: an extra that the release is measured against, and no part of it.
 
 
-localrules:
-    coreml_reference,
-
-
 rule coreml_reference:
     input:
         coreml_wanted,
@@ -26,6 +22,8 @@ rule export_coreml:
         "../envs/coreml.yaml"
     resources:
         mem_mb=by_size(2000, 24000),
+        runtime=by_size(10, 240),
+        disk_mb=by_size(500, 10000),
     params:
         stage="export_coreml",
         tools=tools_of(stage_named("export_coreml")),
@@ -51,6 +49,8 @@ rule gate_coreml_structure:
         "../envs/coreml.yaml"
     resources:
         mem_mb=by_size(2000, 12000),
+        runtime=by_size(10, 240),
+        disk_mb=by_size(500, 1000),
     params:
         stage="gate_coreml_structure",
         tools=tools_of(stage_named("gate_coreml_structure")),
@@ -76,6 +76,8 @@ rule gate_coreml_numbers:
         "../envs/coreml.yaml"
     resources:
         mem_mb=by_size(2000, 12000),
+        runtime=by_size(10, 240),
+        disk_mb=by_size(500, 1000),
     params:
         stage="gate_coreml_numbers",
         tools=tools_of(stage_named("gate_coreml_numbers")),
@@ -101,6 +103,9 @@ rule gate_coreml_prediction:
         "../envs/coreml.yaml"
     resources:
         mem_mb=by_size(2000, 12000),
+        runtime=by_size(10, 240),
+        disk_mb=by_size(500, 1000),
+        macos=1,
     params:
         stage="gate_coreml_prediction",
         tools=tools_of(stage_named("gate_coreml_prediction")),

@@ -17,7 +17,9 @@ from workflow_scripts.checks.clone import copy_project
 from workflow_scripts.doctor import read_pins
 
 CLUSTERS = ("slurm", "kubernetes")
-LOCAL = {"checkpoint", "release", "aot", "gates", "bundles", "publish", "report", "report_pages"}
+LOCAL = {"checkpoint", "publish", "report", "report_pages", "plan"} | {
+    *("release", "aot", "gates", "bundles", "coreml_reference")  # targets
+}
 SAME = ("rerun-triggers", "max-checksum-file-size", "rerun-incomplete", "nolock", "keep-going", "scheduler")
 CLUSTER_PINS = read_pins(ROOT / "envs/cluster.txt")
 with_executor = pytest.mark.skipif(
@@ -60,7 +62,11 @@ def test_what_stays_on_the_submitting_host():
 
 
 def test_what_needs_a_mac_says_so():
-    assert {rule for rule in TEXTS if "macos" in resources(rule)} == {"compile_ahead", "gate_gpu"}
+    assert {rule for rule in TEXTS if "macos" in resources(rule)} == {
+        "compile_ahead",
+        "gate_gpu",
+        "gate_coreml_prediction",
+    }
     assert "metal_gpu=1" in profile("default")["resources"] and resources("gate_gpu")["metal_gpu"] == "1"
     # Slurm's and Kubernetes' executors take this name for a card that the cluster counts, and ask for one.
     assert not [rule for rule in TEXTS if {"gpu", "gres", "nvidia_gpu"} & resources(rule).keys()]
