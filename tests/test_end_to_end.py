@@ -233,7 +233,7 @@ def test_the_report_is_one_page_that_loads_nothing(clone):
         "jobs.svg",
     ):
         assert f"results/gemma-4-tiny/report/{name}" in page
-    assert "of the long" in page and "Anonymous memory is what a host must have" in page
+    assert "at every position of the long" in page and "pages of mapped files come on top" in page
     loaded = re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"']?(https?:[^\"' >]*)", page)
     assert not loaded and len(page) < 10_000_000
 

@@ -53,6 +53,7 @@ _TARGETS = (
     "aot",
     "publish",
     "report",
+    "plan",
     "tiny_checkpoint",
     "rehearsal_checkpoint",
     "coreml_reference",
