@@ -18,7 +18,7 @@ table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; font-size: 14px; }
 td, th { padding: 0.25rem 0.7rem 0.25rem 0; text-align: left; vertical-align: top; max-width: 28rem; }
 th { border-bottom: 1px solid #888; } tr + tr td { border-top: 1px solid #e4e4e4; }
 .pass { color: #00624a; } .fail { color: #a82800; font-weight: bold; } .not_run { color: #7a5200; }
-summary { cursor: pointer; padding: 0.2rem 0; } div { overflow-x: auto; }
+code { overflow-wrap: anywhere; } summary { cursor: pointer; padding: 0.2rem 0; } div { overflow-x: auto; }
 """
 VERDICT = "verdict.html"
 """What the report's first page shows: a part of it, no page."""
