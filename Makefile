@@ -48,7 +48,7 @@ report: environment
 	@$(SNAKEMAKE) report $(if $(CONFIG),--configfile "$(CONFIG)") $(SNAKEMAKE_FLAGS)
 
 test: environment
-	@$(RUN) $(PYTEST) -m "not other_model"
+	@$(RUN) $(PYTEST) -m "not other_model and not cluster"
 
 test-models: environment
 	@$(RUN) $(PYTEST) -m other_model
@@ -62,7 +62,7 @@ environment-coreml: environment
 	@$(ENV)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -r $(PINS) -r envs/coreml.txt
 
 test-unit: environment
-	@$(RUN) $(PYTEST) -m "not end_to_end"
+	@$(RUN) $(PYTEST) -m "not end_to_end and not cluster"
 
 lint: environment
 	@$(RUN) -m ruff check .

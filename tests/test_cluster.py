@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 
 from tests.conftest import ROOT, ordinary_user
 from workflow_scripts.checks import cluster
-from workflow_scripts.checks.slurm_host import NoSlurm, ensure_installed, run_alone
+from workflow_scripts.checks.slurm_host import NoSlurm, ensure_installed, run_alone, slurm
+from workflow_scripts.errors import UserError
 
 with_slurm = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.geteuid() != 0 or not shutil.which("slurmctld"),
@@ -28,28 +30,39 @@ from pathlib import Path
 from workflow_scripts.checks.slurm_host import slurm
 home, logs = map(Path, sys.argv[1:])
 with slurm(home, logs) as cluster:
-    cluster.ask("sbatch", "--nodelist=node1", "--requeue", "--output=/dev/null", "--wrap=sleep 1000")
+    cluster.ask("scontrol", "update", "nodename=node2", "state=drain", "reason=later")
+    cluster.ask("sbatch", "--requeue", "--output=/dev/null", "--wrap=sleep 1000")
+    end = time.monotonic() + 60
     while not (jobs := cluster.running("node1")):
+        assert time.monotonic() < end
         time.sleep(0.1)
-    cluster.ask("scontrol", "update", f"jobid={jobs[0]}", "reqnodelist=")
+    cluster.ask("scontrol", "update", "nodename=node2", "state=resume")
     cluster.lose("node1")
+    end = time.monotonic() + 120
     while cluster.running("node2") != jobs:
+        assert time.monotonic() < end
         time.sleep(0.2)
     print("again on node2")
 """
+
+
+@pytest.fixture
+def home():
+    """A folder with a short path, for Slurm's sockets: that of pytest is too long."""
+    with tempfile.TemporaryDirectory(prefix="cluster-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)  # munge wants its socket within reach of all
+        yield Path(folder)
 
 
 def daemons():
     return {process.pid for process in psutil.process_iter() if process.name() in DAEMONS}
 
 
+@pytest.mark.cluster
 @with_slurm
-def test_the_job_of_a_lost_node_is_started_on_the_other(tmp_path, capfd):
-    home = tmp_path / "cluster"
+def test_the_job_of_a_lost_node_is_started_on_the_other(home, capfd):
     for folder in ("etc", "slurm", "logs"):
-        (home / folder).mkdir(parents=True)
-    for folder in (home, *home.parents[:3]):
-        folder.chmod(0o755)
+        (home / folder).mkdir()
     before, kept = daemons(), sorted(Path("/etc/slurm").iterdir())
     command = [sys.executable, "-c", LOSE, str(home / "slurm"), str(home / "logs")]
     assert run_alone(command, home / "etc") == 0, capfd.readouterr().err
@@ -60,21 +73,31 @@ def test_the_job_of_a_lost_node_is_started_on_the_other(tmp_path, capfd):
     assert sorted(Path("/etc/slurm").iterdir()) == kept
 
 
+@pytest.mark.cluster
 @with_slurm
 @pytest.mark.skipif(
     not find_spec("snakemake_executor_plugin_slurm"), reason="envs/cluster.txt is not installed"
 )
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_of_a_check_that_is_ended(end, tmp_path):
+def test_nothing_is_left_of_a_check_that_is_ended(end, home):
     before = daemons()
-    command = [sys.executable, "-m", "workflow_scripts.checks.cluster", "--logs", str(tmp_path / "logs")]
-    with subprocess.Popen(command, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}) as check:
+    command = [sys.executable, "-m", "workflow_scripts.checks.cluster", "--logs", str(home / "logs")]
+    with subprocess.Popen(command, cwd=ROOT, env=os.environ | {"TMPDIR": str(home)}) as check:
         wait_until(lambda: len(daemons() - before) >= len(DAEMONS) and check.poll() is None)
-        (home,) = tmp_path.glob("cluster-*")
+        (own,) = home.glob("cluster-*")
         check.send_signal(end)
     assert check.returncode
-    wait_until(lambda: daemons() == before and not processes_in(home))
-    assert end == signal.SIGKILL or not home.exists()
+    wait_until(lambda: daemons() == before and not processes_in(own))
+    assert end == signal.SIGKILL or not own.exists()
+
+
+def test_a_folder_whose_sockets_would_have_too_long_names_is_refused(tmp_path):
+    """Slurm would hold the first job for ever."""
+    deep = tmp_path / ("x" * 80)
+    deep.mkdir()
+    with pytest.raises(UserError, match="TMPDIR"), slurm(deep, tmp_path):
+        pass
+    assert not list(deep.iterdir())
 
 
 def wait_until(condition, seconds=90):

@@ -150,8 +150,9 @@ def restarted(log: Path) -> list[str]:
 
 
 def placements(log: Path) -> list[str]:
-    """The node of every start of a job, from the log of Slurm's controller."""
-    return re.findall(r"Allocate JobId=\d+ NodeList=(\S+)", log.read_text(encoding="utf-8"))
+    """The node of every start of a job, from the log of Slurm's controller: of its scheduler, or of the backfill."""
+    text = log.read_text(encoding="utf-8")
+    return re.findall(r"(?:Allocate JobId=\d+ NodeList=|Started JobId=\d+ in \S+ on )(\S+)", text)
 
 
 def _release(project: Path) -> Path:

@@ -25,6 +25,7 @@ NODES = ("node1", "node2")
 PARTITION = "main"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "unshare")
 _STARTING = 60  # seconds
+_SOCKET = 107  # characters of a path to a socket on Linux
 # Where Slurm looks by itself. SLURM_CONF does not do: the plugin's job steps take every such variable away before they
 # call srun (snakemake-executor-plugin-slurm-jobstep 0.6.1).
 _ETC = Path("/etc/slurm")
@@ -143,8 +144,10 @@ def run_alone(command: Sequence[str], etc: Path) -> int:
 def slurm(home: Path, logs: Path) -> Iterator[Slurm]:
     """Run Slurm in a folder that exists, to be called in what `run_alone` runs.
 
-    Raises UserError where the nodes do not get ready, with what the daemons said last.
+    Raises UserError where the nodes do not get ready, with what the daemons said last, and where the folder's path is
+    too long for their sockets.
     """
+    _check_length(home)
     _configure(home, logs)
     daemons: dict[str, subprocess.Popen] = {}
 
@@ -172,6 +175,16 @@ def slurm(home: Path, logs: Path) -> Iterator[Slurm]:
         for daemon in reversed(daemons.values()):
             daemon.kill()
             daemon.wait()
+
+
+def _check_length(home: Path) -> None:
+    """A job step whose socket has too long a name dies, and Slurm holds its job for ever."""
+    longest = len(f"{home}/spool-{NODES[0]}/{NODES[0]}_1234567.4294967291")
+    if longest > _SOCKET:
+        raise UserError(
+            f"Slurm's sockets would have {longest} characters below {home}, and at most {_SOCKET} are possible: set "
+            "TMPDIR to a folder with a shorter path"
+        )
 
 
 def _configure(home: Path, logs: Path) -> None:
