@@ -85,8 +85,8 @@ mutants: environment
 .PHONY: test-cluster
 test-cluster: environment
 	@$(RUN) -m pip install -qq --no-compile --disable-pip-version-check -c $(PINS) -r envs/cluster.txt
-	@$(RUN) -m pytest tests/test_profiles.py tests/test_cluster.py
 	@$(RUN) -m workflow_scripts.checks.cluster $(if $(CONFIG),--config "$(CONFIG)")
+	@$(RUN) -m pytest tests/test_profiles.py tests/test_cluster.py
 
 .PHONY: doctor
 doctor: environment

@@ -225,13 +225,16 @@ def is_small():
     return 0 < sum(path.stat().st_size for path in files if path.is_file()) < 1e9
 
 
+SMALL = is_small()
+
+
 def by_size(small, full):
     """What a job asks for, over a small checkpoint, or over one of real size (measured with E2B's shapes).
 
-    `mem_mb` holds everywhere. `runtime` (minutes) and `disk_mb` (what it writes) are for schedulers of clusters: some
-    times what was measured, since a job beyond its time is killed.
+    `mem_mb` holds everywhere. `runtime` (minutes) and `disk_mb` (what it writes) are for schedulers of clusters:
+    several times what was measured, since a job beyond its time is killed.
     """
-    return small if is_small() else full
+    return small if SMALL else full
 
 
 def runtime_memory(decoder):
@@ -258,7 +261,12 @@ def quantizer_threads(wildcards):
     A cluster's profile says how many (`set-threads`): there this host's cores mean nothing.
     No part of the key: the bytes are the same. Snakemake tells the job in OMP_NUM_THREADS.
     """
-    return 1 if is_small() else workflow.cores or 1
+    return 1 if SMALL else own_cores()
+
+
+def own_cores():
+    """The cores of this host that the run may use; a cluster's run names none, and `workflow.cores` would refuse."""
+    return workflow.resource_settings.cores or 1
 
 
 def quantization_json(wildcards):
@@ -267,10 +275,14 @@ def quantization_json(wildcards):
 
 
 def forget_damaged_results():
-    """Called where every run begins that builds results: while the rules are read, a dry run cannot be told from it."""
+    """Called where the results begin that a run needs: while the rules are read, a dry run cannot be told from it.
+
+    Snakemake has looked for some outputs by then, and is made to look again. (`--summary` is no dry run to it.)
+    """
     if workflow.is_main_process and not workflow.dryrun:
         for problem in forget_damaged(Path(RESULTS)):
             print(f"{problem}: it will be made again", file=sys.stderr)
+            workflow.iocache.clear()
 
 
 def checkpoint_source(wildcards):
@@ -305,6 +317,7 @@ def stated_source():
 
 def rehearsal_sources(wildcards):
     """The shape of a rehearsal's checkpoint, and the small tokenizer that it widens."""
+    forget_damaged_results()
     if CONFIG.checkpoint.rehearsal is None:
         raise WorkflowError(
             "rehearsal_checkpoint: the config has no checkpoint.rehearsal, so there is no shape to fill with random "
@@ -552,11 +565,11 @@ def report_config():
     return shlex.join([*files, *(["--config", *own] if own else [])])
 
 
-def plan_options():
+def plan_options(wildcards):
     """This run's configuration, cores and memory on the command line of the plan."""
     given = workflow.global_resources
     memory = f" --mem-mb {given['mem_mb'].value}" if "mem_mb" in given else ""
-    return f"{report_config()} --cores {workflow.cores or 1}{memory}"
+    return f"{report_config()} --cores {own_cores()}{memory}"
 
 
 def outputs_of_run():

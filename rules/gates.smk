@@ -239,7 +239,7 @@ rule gate_tokens:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=folder_memory,
-        runtime=by_size(20, 2880),
+        runtime=by_size(20, 5760),
         disk_mb=by_size(500, 20000),
     params:
         stage="gate_tokens",
@@ -268,7 +268,7 @@ rule gate_long_run:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=folder_memory,
-        runtime=by_size(30, 4320),
+        runtime=by_size(30, 5760),
         disk_mb=by_size(500, 20000),
     params:
         stage="gate_long_run",
@@ -296,7 +296,7 @@ rule gate_chat:
         "../envs/pipeline.yaml"
     resources:
         mem_mb=folder_memory,
-        runtime=by_size(20, 2880),
+        runtime=by_size(20, 5760),
         disk_mb=by_size(500, 20000),
     params:
         stage="gate_chat",

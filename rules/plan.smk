@@ -9,7 +9,7 @@ rule plan:
     resources:
         mem_mb=500,
     params:
-        options=plan_options(),
+        options=plan_options,
     message:
         f"plan: {RESULTS}/release"
     shell:

@@ -1,5 +1,6 @@
 """A server that speaks S3 and checks signatures, in a process of its own, and a bad line to it."""
 
+import json
 import os
 import re
 import socket
@@ -9,28 +10,34 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import boto3
 
 BUCKET = "team"
-_POLICY = '{"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}}'
-_FREE_CALLS = 4  # before the server asks for a signature: those below that make the user and the bucket
+USERS = {"host": ["s3:*"], "writer": ["s3:Get*", "s3:List*", "s3:Put*"], "reader": ["s3:Get*", "s3:List*"]}
+_FREE_CALLS = 3 * len(USERS) + 1  # before the server asks for a signature: those below
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where it is, and who may use it."""
+    """Where it is, and who may use it: user -> key and secret."""
 
     port: int
-    key: str
-    secret: str
+    keys: dict[str, tuple[str, str]]
 
-    def environment(self, port: int | None = None) -> dict[str, str]:
+    @property
+    def secret(self) -> str:
+        """That of the user who may do everything."""
+        return self.keys["host"][1]
+
+    def environment(self, port: int | None = None, user: str = "host") -> dict[str, str]:
         """What a host needs to use it, over another port if one is named; nothing of the user's own."""
+        key, secret = self.keys[user]
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}",
-            "AWS_ACCESS_KEY_ID": self.key,
-            "AWS_SECRET_ACCESS_KEY": self.secret,
+            "AWS_ACCESS_KEY_ID": key,
+            "AWS_SECRET_ACCESS_KEY": secret,
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -40,7 +47,7 @@ class Server:
 
 @contextmanager
 def serve() -> Iterator[Server]:
-    """A running server with one user and the empty bucket BUCKET."""
+    """A running server with USERS and the empty bucket BUCKET."""
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
         env=os.environ | {"INITIAL_NO_AUTH_ACTION_COUNT": str(_FREE_CALLS)},
@@ -53,15 +60,21 @@ def serve() -> Iterator[Server]:
         threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop it
         account = {"aws_access_key_id": "any", "aws_secret_access_key": "any", "region_name": "us-east-1"}
         account["endpoint_url"] = f"http://127.0.0.1:{port}"
-        users = boto3.client("iam", **account)
-        users.create_user(UserName="host")
-        made = users.create_access_key(UserName="host")["AccessKey"]
-        users.put_user_policy(UserName="host", PolicyName="all", PolicyDocument=_POLICY)
+        keys = {user: _make_user(boto3.client("iam", **account), user) for user in USERS}
         boto3.client("s3", **account).create_bucket(Bucket=BUCKET)
-        yield Server(port, made["AccessKeyId"], made["SecretAccessKey"])
+        yield Server(port, keys)
     finally:
         process.kill()
         process.wait()
+
+
+def _make_user(iam: Any, user: str) -> tuple[str, str]:
+    allowed = {"Effect": "Allow", "Action": USERS[user], "Resource": "*"}
+    iam.create_user(UserName=user)
+    made = iam.create_access_key(UserName=user)["AccessKey"]
+    policy = json.dumps({"Version": "2012-10-17", "Statement": allowed})
+    iam.put_user_policy(UserName=user, PolicyName="own", PolicyDocument=policy)
+    return made["AccessKeyId"], made["SecretAccessKey"]
 
 
 class Line:

@@ -55,7 +55,7 @@ def home():
 
 
 def daemons():
-    return {process.pid for process in psutil.process_iter() if process.name() in DAEMONS}
+    return {process.pid for process in psutil.process_iter(["name"]) if process.info["name"] in DAEMONS}
 
 
 @pytest.mark.cluster

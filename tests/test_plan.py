@@ -1,6 +1,7 @@
 """`plan`: its bytes are those that are built, its states those that a run finds, and it touches nothing."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -67,17 +68,10 @@ def test_every_recipe_is_stored_and_shipped_as_the_quantizer_counts(recipe):
     for kind, encoding in RECIPES[recipe].encodings.items():
         entry = describe(kind, (96, 256), encoding)
         parts = stored_parts("m", entry).values()
-        stored = sum(DTYPES[dtype].itemsize * int(files_size(shape)) for dtype, shape in parts)
+        stored = sum(DTYPES[dtype].itemsize * math.prod(shape) for dtype, shape in parts)
         assert _stored(encoding, (96, 256)) == stored
         value = DTYPES[entry["dtype"]].itemsize if entry["kind"] == "dense" else 2
         assert _shipped(encoding, (96, 256), value) == shipped_bytes(entry)
-
-
-def files_size(shape):
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 # As built with config/rehearsal-e2b.yaml, see docs/performance.md.

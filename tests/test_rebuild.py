@@ -330,7 +330,13 @@ def test_a_release_is_built_again_and_compared(tmp_path, capsys):
     configfile.write_text(yaml.safe_dump(small))
     workdir.mkdir()
     copy_project(project)
-    build(project, "release", "--configfile", str(configfile), environment={"GEMMA4_STORE": "off"})
+    options = ["release", "--configfile", str(configfile)]
+    build(project, *options, environment={"GEMMA4_STORE": "off"})
+    record = project / "results/gemma-4-tiny/release/release.json"
+    whole = record.read_bytes()
+    record.write_bytes(b"{}")  # a damaged result is noticed, whatever asks for it, and made again
+    assert "it will be made again" in build(project, *options, environment={"GEMMA4_STORE": "off"})
+    assert record.read_bytes() == whole
     built = Path(shutil.move(project / "results/gemma-4-tiny/release", tmp_path / "a dównload"))
     command = [str(built), "--rebuild", "--configfile", str(configfile), "--workdir", str(workdir)]
     assert verify.main(command) == 0

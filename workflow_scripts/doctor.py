@@ -50,7 +50,7 @@ def examine(environment: Mapping[str, str]) -> Iterator[Finding]:
     yield _system(platform.system(), platform.machine())
     yield _python(sys.version_info[:3])
     yield _compiler(environment)
-    yield _memory(_memory_bytes())
+    yield _memory(memory_bytes())
     yield _disk(RESULTS)
     yield _git()
     yield _hub_cache(environment)
@@ -121,7 +121,7 @@ def _compiler(environment: Mapping[str, str]) -> Finding:
     return Finding("missing", "C++ compiler", "none of c++, g++, clang++", advice)
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
     """Memory of the machine, or of the container where that is less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from workflow_scripts import why
+from workflow_scripts.doctor import memory_bytes
+from workflow_scripts.errors import UserError
 from workflow_scripts.plan import jobs
 from workflow_scripts.plan.jobs import Job, Plan, least_seconds
 from workflow_scripts.plan.seconds import DOCUMENTED
@@ -41,6 +43,8 @@ def main(arguments: list[str]) -> int:
     settings += ["--configfile", *options.configfile] if options.configfile else []
     settings += ["--config", *options.config] if options.config else []
     commands = why.stage_commands(options.target, settings)
+    if not commands:
+        raise UserError(f"`{options.target}` needs no stage, so there is nothing to plan")
     plan = Plan.of(commands, why.explain(commands))
     least, limit = least_seconds(plan.jobs, options.cores, options.mem_mb)
     if options.json:
@@ -155,7 +159,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--mem-mb",
         type=_positive,
-        default=_machine_mb(),
+        default=memory_bytes() // 1_000_000,
         help="megabytes of memory for all jobs (default: all)",
     )
     parser.add_argument("--json", action="store_true", help="every job, for programs")
@@ -166,8 +170,3 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return int(text)
-
-
-def _machine_mb() -> int:
-    """Megabytes of memory of this machine, as the workflow profile has them."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 1_000_000

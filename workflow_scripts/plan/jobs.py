@@ -14,7 +14,7 @@ from workflow_scripts.files import LINKED_FROM
 from workflow_scripts.manifest import Manifest, tree_path
 from workflow_scripts.plan.seconds import Clock, Dialogues, Seconds
 from workflow_scripts.plan.sizes import Model
-from workflow_scripts.why import STORED, UP_TO_DATE, Answer, Command
+from workflow_scripts.why import REBUILD, STORED, UP_TO_DATE, Answer, Command
 
 BUILT, LOCAL, SHARED, BUILD = "up to date", "local store", "shared store", "build"
 PRESENT, SHAPES, ABOUT, UNKNOWN = "of the result", "from shapes", "about", "unknown"
@@ -63,8 +63,7 @@ class Plan:
     def of(cls, commands: list[Command], answers: list[Answer]) -> Self:
         """Raises UserError for a config.json that cannot be read."""
         sizes = _Sizes(commands, answers)
-        first = commands[0].output
-        results = Path(*first.parts[: len(first.parts) - len(Path(commands[0].name).parts)])
+        results = Path(*commands[0].output.parts[:2])
         clock = Clock(results, sizes.checkpoint, sizes.dialogues, sizes.by_output.get)
         jobs = [
             _job(command, answer, sizes, clock) for command, answer in zip(commands, answers, strict=True)
@@ -214,7 +213,7 @@ def _job(command: Command, answer: Answer, sizes: _Sizes, clock: Clock) -> Job:
         name=command.name,
         stage=command.stage,
         state=state,
-        waits=state == BUILD and answer.state != "rebuild",
+        waits=state == BUILD and answer.state != REBUILD,
         size=size,
         size_from=size_from,
         new=_new(command, state, size, sizes),

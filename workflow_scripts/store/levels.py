@@ -40,6 +40,8 @@ class Store:
         if found is None and self.shared and "shared" not in self._failed:
             try:
                 found = self.shared.find(ingredients)
+            except Damaged as problem:  # of this entry alone; a run that meets it says so
+                _LOG.warning("damaged entry %s of the shared store: %s", ingredients.key, problem)
             except Exception as problem:  # each fsspec file system has its own errors
                 self._fail("shared", problem)
         return found
@@ -107,7 +109,7 @@ class Store:
         return False
 
     def _say_damaged(self, where: str, ingredients: Ingredients, problem: Damaged) -> None:
-        TERMINAL.warning("%s had a damaged entry (%s): dropped; building again", where, problem)
+        TERMINAL.warning("%s has a damaged entry (%s), which is not used: building again", where, problem)
         _LOG.warning("damaged entry %s of %s: %s", ingredients.key, where, problem)
 
     def _fail(self, level: str, problem: Exception) -> None:

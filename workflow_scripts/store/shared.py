@@ -26,6 +26,7 @@ class SharedStore:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self._damaged: set[str] = set()  # sha256 of objects that came back with other bytes
 
     def find(self, ingredients: Ingredients) -> Manifest | None:
         """The manifest of an entry; None if there is none. Raises Damaged."""
@@ -34,7 +35,7 @@ class SharedStore:
     def pull(self, ingredients: Ingredients, local: LocalStore) -> bool:
         """Bring an entry to the local folder; False if there is none, or not all of it.
 
-        Raises Damaged, with the bad file deleted.
+        Raises Damaged, with the bad file deleted where this host may; `push` replaces it in any case.
         """
         remote = self._open()
         found = self._find(remote, ingredients)
@@ -55,7 +56,7 @@ class SharedStore:
         with local.lock():
             for entry in manifest.files:
                 blob = _blob(entry.sha256)
-                if remote.size(blob) != entry.size:
+                if entry.sha256 in self._damaged or remote.size(blob) != entry.size:
                     remote.upload(local.blobs.path(entry.sha256), blob)
         remote.write(record_of(manifest).encode(), _entry(manifest.ingredients.key))
 
@@ -81,6 +82,7 @@ class SharedStore:
                 raise
             return False
         except Damaged:
+            self._damaged.add(entry.sha256)
             for path in (_entry(ingredients.key), _blob(entry.sha256)):
                 with contextlib.suppress(Exception):  # a reader may have no right to delete
                     remote.delete(path)
