@@ -31,6 +31,7 @@ from workflow_scripts.config import (
 )
 from workflow_scripts.coreai.aot_host import why_not_built
 from workflow_scripts.coreml.installed import why_no_coremltools
+from workflow_scripts.coreml.pruned_head import TOKENIZER, kept_ids
 from workflow_scripts.errors import UserError
 from workflow_scripts.job_environment import share_with_jobs, store_arguments
 from workflow_scripts.manifest import forget_damaged
@@ -618,17 +619,26 @@ def report_stopped_run():
 
 def make_report_of(facts):
     """The report of a run that no job makes. Its parts go again, so that the next run for the report makes its own."""
-    from workflow_scripts.report.pages import write
+    from workflow_scripts.report.pages import (
+        write,
+    )  # takes a second, and only this needs it
 
-    page, log = f"{RESULTS}/report.html", logs("report", "report")
+    page, log, config = (
+        f"{RESULTS}/report.html",
+        logs("report", "report"),
+        report_config(),
+    )
+    Path(page).unlink(missing_ok=True)  # that of an earlier run
     files = write(facts, Path(RESULTS, "report"))
     Path(log).parent.mkdir(parents=True, exist_ok=True)
-    shell(
-        f"python -m snakemake {report_config()} --nolock "
-        "--report {page:q} --report-stylesheet {REPORT_STYLE:q} -- {files:q} > {log:q} 2>&1"
-    )
-    for file in files:
-        file.unlink()
+    try:
+        shell(
+            "python -m snakemake {config} --nolock "
+            "--report {page:q} --report-stylesheet {REPORT_STYLE:q} -- {files:q} > {log:q} 2>&1"
+        )
+    finally:
+        for file in files:
+            file.unlink()
     print(f"what stopped the release: {page}", file=sys.stderr)
 
 
@@ -719,11 +729,17 @@ def coreml_sources(wildcards):
     """What the Core ML reference is made of; before any work the refusal of a host that cannot make it."""
     if CONFIG.coreml is None:
         raise WorkflowError(
-            "coreml_reference: the config has no section coreml, which names recipe, tables, head_rows and context; "
-            "see config/README.md"
+            "coreml_reference: the config has no section coreml, which names recipe, head_rows and context, or no "
+            "artifact of form raw_tables; see config/README.md"
         )
     if missing := why_no_coremltools():
         raise WorkflowError(missing)
+    tokenizer = Path(CONFIG.checkpoint.source, TOKENIZER)
+    if tokenizer.is_file():
+        try:
+            kept_ids(tokenizer, CONFIG.coreml.head_rows)
+        except UserError as problem:
+            raise WorkflowError(str(problem)) from None
     return {
         "weights": result("weights", CONFIG.coreml.recipe),
         "tables": result("tables", CONFIG.coreml.tables),
@@ -764,6 +780,6 @@ def coreml_prediction_json(wildcards):
     return to_json(context=CONFIG.coreml.context, macos=macos)
 
 
-def stage_named(name):
-    """A stage that needs no wildcard, for `tools_of`: its tools are asked for when a job is planned, not before."""
-    return lambda wildcards: name
+def tools_when_planned(stage):
+    """`tools` of a stage of the extra: asked for when a job is planned, since its packages may be missing."""
+    return lambda wildcards: tools(stage)

@@ -1,4 +1,5 @@
-# The Core ML reference: an extra that the release is measured against, and no part of it.
+# The Core ML reference: an extra that the release is measured against, and no part of it. What its jobs ask for at full
+# size was not measured.
 
 
 rule coreml_reference:
@@ -26,7 +27,7 @@ rule export_coreml:
         disk_mb=by_size(500, 10000),
     params:
         stage="export_coreml",
-        tools=tools_of(stage_named("export_coreml")),
+        tools=tools_when_planned("export_coreml"),
         inputs=named_inputs,
         json=coreml_json,
     message:
@@ -53,7 +54,7 @@ rule gate_coreml_structure:
         disk_mb=by_size(500, 1000),
     params:
         stage="gate_coreml_structure",
-        tools=tools_of(stage_named("gate_coreml_structure")),
+        tools=tools_when_planned("gate_coreml_structure"),
         inputs=named_inputs,
         json=coreml_json,
     message:
@@ -80,7 +81,7 @@ rule gate_coreml_numbers:
         disk_mb=by_size(500, 1000),
     params:
         stage="gate_coreml_numbers",
-        tools=tools_of(stage_named("gate_coreml_numbers")),
+        tools=tools_when_planned("gate_coreml_numbers"),
         inputs=named_inputs,
         json=coreml_numbers_json,
     message:
@@ -108,7 +109,7 @@ rule gate_coreml_prediction:
         macos=1,
     params:
         stage="gate_coreml_prediction",
-        tools=tools_of(stage_named("gate_coreml_prediction")),
+        tools=tools_when_planned("gate_coreml_prediction"),
         inputs=named_inputs,
         json=coreml_prediction_json,
     message:

@@ -124,11 +124,17 @@ def _build_dialogue(entry: dict[str, Any]) -> Dialogue:
 
 
 def _build_coreml(raw: dict[str, Any]) -> CoreML | None:
-    entry = raw.get("coreml")
+    """The Core ML reference; None too where the release has no int8 tables, without which there is none."""
+    entry, artifacts = raw.get("coreml"), raw["artifacts"]
     if entry is None:
         return None
-    tables = published_name(raw["artifacts"][entry["tables"]], raw)
-    return CoreML(entry["recipe"], tables, int(entry["head_rows"]), int(entry["context"]))
+    first = next((name for name, artifact in artifacts.items() if artifact["form"] == "raw_tables"), None)
+    key = entry.get("tables", first)
+    if key is None:
+        return None
+    return CoreML(
+        entry["recipe"], published_name(artifacts[key], raw), int(entry["head_rows"]), int(entry["context"])
+    )
 
 
 def _build_artifact(key: str, entry: dict[str, Any], raw: dict[str, Any]) -> Artifact:

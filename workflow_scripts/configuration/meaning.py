@@ -366,14 +366,14 @@ def _role_problems(path: str, folder: dict[str, Any], artifacts: dict[str, Any])
 
 def _coreml_problems(raw: dict[str, Any]) -> Iterator[str]:
     """The Core ML reference is made with int8 tables of the release."""
-    if "coreml" not in raw:
+    if "tables" not in raw.get("coreml", {}):
         return
     key, artifacts = raw["coreml"]["tables"], raw["artifacts"]
     choice = [name for name, entry in artifacts.items() if entry["form"] == "raw_tables"]
     if key not in choice:
         form = artifacts.get(key, {}).get("form")
         why = f"artifact {key} is of form {form}" if form else f"there is no artifact {show(key)}"
-        yield f"coreml.tables: {why}, needs one of form raw_tables (or coreml: null); {allowed(key, choice)}"
+        yield f"coreml.tables: {why}, needs one of form raw_tables; {allowed(key, choice)}"
 
 
 def _publish_problems(raw: dict[str, Any]) -> Iterator[str]:

@@ -37,7 +37,7 @@ def interface(weights: Weights, context: int, rows: int) -> FunctionSpec:
 def stored_linear(weights: Weights, name: str, ids: Sequence[int]) -> Linear:
     """The codes and steps of a matrix; of the head, its rows `ids`.
 
-    Raises UserError where the recipe has no linear codes of 4 bits there.
+    Raises UserError where the recipe has no linear codes of 4 bits there, or the head no row for one of the ids.
     """
     stored = weights.linear(name)
     if not isinstance(stored, Linear) or stored.bits != 4:
@@ -48,6 +48,10 @@ def stored_linear(weights: Weights, name: str, ids: Sequence[int]) -> Linear:
     if name != HEAD_WEIGHT:
         return stored
     rows = np.asarray(ids)
+    if rows.max() >= len(stored.codes):
+        raise UserError(
+            f"the tokenizer has id {rows.max()}, and the head {len(stored.codes)} rows: they are of different models"
+        )
     return replace(stored, codes=stored.codes[rows], steps=stored.steps[rows])
 
 

@@ -21,8 +21,9 @@ def kept_ids(tokenizer: Path, rows: int) -> list[int]:
 
     Raises UserError where so few rows do not hold the ids that no merge makes, or the tokenizer has fewer ids.
     """
-    vocab, merges = _read(tokenizer)
-    made = list(dict.fromkeys(vocab[token] for token in map("".join, merges) if token in vocab))
+    vocab, merges, special = _read(tokenizer)
+    results = (vocab[token] for token in map("".join, merges) if token in vocab)
+    made = [token for token in dict.fromkeys(results) if token not in special]
     basic = {*vocab.values()} - {*made}
     if rows < len(basic):
         raise UserError(
@@ -56,16 +57,17 @@ def read_head_rows(folder: Path) -> list[int]:
     return ids
 
 
-def _read(path: Path) -> tuple[dict[str, int], list[list[str]]]:
-    """Token -> id of all tokens, and the pairs that are merged, the first ones first."""
+def _read(path: Path) -> tuple[dict[str, int], list[list[str]], set[int]]:
+    """Token -> id of all tokens, the pairs that are merged, the first ones first, and the ids of special tokens."""
     try:
         raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         model = raw["model"]
-        vocab = {**model["vocab"], **{entry["content"]: entry["id"] for entry in raw["added_tokens"]}}
+        added = {entry["content"]: entry["id"] for entry in raw["added_tokens"]}
+        vocab = {**model["vocab"], **added}
         # Older files have a pair as one text, its parts apart by a space.
         merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise UserError(
             f"{path} is no tokenizer with merges ({problem!r}), so its head cannot be pruned"
         ) from None
-    return vocab, merges
+    return vocab, merges, {*added.values()}

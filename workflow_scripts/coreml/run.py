@@ -1,9 +1,8 @@
-"""Dialogues through a finished package, in numpy or by Core ML; called through `isolated`."""
+"""Dialogues through a finished package, in numpy; called through `isolated`."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import coremltools
 import numpy as np
 
 from workflow_scripts.coreai.isolated import Arrays
@@ -25,23 +24,12 @@ def compute(package: str, tables: str, ids: dict[str, list[int]], state_dtypes: 
             evaluator = Evaluator(opened, dtype)
             return lambda inputs: evaluator.call(inputs)["logits"]
 
-        logits = _feed(begin, Path(tables), ids)
+        logits = feed(begin, Path(tables), ids)
         found |= {f"{dtype}.{name}": rows for name, rows in logits.items()}
     return found
 
 
-def predict(package: str, tables: str, ids: dict[str, list[int]]) -> Arrays:
-    """Dialogue -> logits [n, rows] float32, by Core ML: macOS 15 or later alone has it, and states."""
-    model = coremltools.models.MLModel(package)
-
-    def begin() -> Step:
-        state = model.make_state()
-        return lambda inputs: model.predict(dict(inputs), state)["logits"]
-
-    return _feed(begin, Path(tables), ids)
-
-
-def _feed(begin: Callable[[], Step], folder: Path, ids: dict[str, list[int]]) -> Arrays:
+def feed(begin: Callable[[], Step], folder: Path, ids: dict[str, list[int]]) -> Arrays:
     """Every dialogue token by token, each with states of its own."""
     tables, found = RawTables.open(folder), {}
     for dialogue, tokens in ids.items():

@@ -1,8 +1,8 @@
-"""Gates `coreml_numbers` and `coreml_prediction`: what the Core ML reference computes, over the ids its head kept.
+"""Gate `coreml_numbers`: what the Core ML reference computes, over the ids its head kept.
 
-Both compare with the reference of its recipe and tables, at the same positions and ids. Linux has no Core ML: there
-`coreml_numbers` computes the stored program in numpy, operator by operator, so that what the converter did is judged.
-What is left for a Mac is Core ML's own compiler and arithmetic, the gate `coreml_prediction`.
+It compares with the reference of its recipe and tables, at the same positions and ids. Linux has no Core ML: the stored
+program is computed in numpy, operator by operator, so that what the converter did is judged. What is left for a Mac is
+Core ML's own compiler and arithmetic, the gate `coreml_prediction`.
 
 Bound: all is float32 but the states, whose values are rounded to float16 once, when they are written. So of each layer
 that attends over them the scores and the mix carry one relative error of variance u^2/3 at most, u = 2^-11, and errors
@@ -18,7 +18,6 @@ from workflow_scripts.checkpoint.text_config import TextConfig
 from workflow_scripts.coreai.isolated import isolated
 from workflow_scripts.coreml import run
 from workflow_scripts.coreml.contents import PACKAGE
-from workflow_scripts.coreml.installed import why_no_core_ml
 from workflow_scripts.coreml.pruned_head import read_head_rows
 from workflow_scripts.gates import bounds
 from workflow_scripts.gates.decode_numbers import DecodeEvidence, largest_head_norm
@@ -41,30 +40,12 @@ def gate_coreml_numbers(verdict: Verdict, folder: Path, evidence: DecodeEvidence
             title = f"{name}: logits with {dtype} states against the decode reference"
             compare(verdict, title, found[f"{dtype}.{name}"], expected, bound[name])
     shipped = {name: found[f"float16.{name}"] for name in ids}
-    _compare_choices(verdict, evidence, rows, ids, shipped)
-
-
-def gate_coreml_prediction(
-    verdict: Verdict, folder: Path, evidence: DecodeEvidence, context: int, macos: str
-) -> None:
-    """The chosen ids by Core ML itself; `macos` is the version of the system, `none` elsewhere."""
-    reason = why_no_core_ml(macos)
-    if reason:
-        verdict.not_run(reason)
-        return
-    ids = dialogue_ids(verdict, evidence, context)
-    package = str(folder / f"{folder.name}{PACKAGE}")
-    found = isolated(run.predict, package=package, tables=str(evidence.tables), ids=ids)
-    _compare_choices(verdict, evidence, read_head_rows(folder), ids, found)
+    compare_choices(verdict, evidence, rows, ids, shipped)
 
 
 def dialogue_ids(verdict: Verdict, evidence: DecodeEvidence, context: int) -> dict[str, list[int]]:
-    """Dialogue -> what is fed, as far as the caches go; one must go beyond the window, for the ring."""
-    dialogues = evidence.recipe.oracle.with_numbers()
-    ids = {dialogue.name: dialogue.fed_ids[:context] for dialogue in dialogues}
-    for dialogue in dialogues:
-        text = f"{len(ids[dialogue.name])} of {len(dialogue.fed_ids)}"
-        verdict.check(f"{dialogue.name}: positions compared", bool(ids[dialogue.name]), "at least 1", text)
+    """Dialogue -> what is fed, as far as the caches go; `check_beyond_the_window` says where the ring must wrap."""
+    ids = {one.name: one.fed_ids[:context] for one in evidence.recipe.oracle.with_numbers()}
     check_beyond_the_window(verdict, evidence.recipe.weights.config, map(len, ids.values()))
     return ids
 
@@ -92,7 +73,7 @@ def state_error(config: TextConfig) -> float:
     return bounds.FP16_ROUNDOFF * (_ROUNDED * config.num_hidden_layers / 3) ** 0.5
 
 
-def _compare_choices(
+def compare_choices(
     verdict: Verdict,
     evidence: DecodeEvidence,
     rows: list[int],

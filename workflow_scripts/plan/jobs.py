@@ -149,6 +149,8 @@ class _Sizes:
                 return model.logits(numbers) + 4 * width * long, ABOUT
             case "decode_reference":
                 return model.logits(numbers) + 4 * width * numbers, ABOUT
+            case "export_coreml":
+                return None, UNKNOWN
             case "reference":  # the hidden state and a branch of every layer
                 return model.logits(numbers) + 8 * width * model.config.num_hidden_layers * numbers, ABOUT
         weights, tables = (

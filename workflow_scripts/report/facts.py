@@ -156,7 +156,8 @@ def _beside(results: Path, recipes: Mapping[str, Any]) -> tuple[dict[str, dict[s
     """Recipe -> quality report of its weights, where there is one; and what the jobs took."""
     reports = {recipe: results / "weights" / recipe / "report.json" for recipe in recipes}
     quality = {recipe: _json(report) for recipe, report in reports.items() if report.is_file()}
-    return quality, list(read_records(results, dict(manifests(results))))
+    records = read_records(results, dict(manifests(results)))
+    return quality, [record for record in records if "coreml" not in record.stage]  # an extra, of no release
 
 
 def _gates(results: Path, listed: dict[str, dict[str, Any]]) -> Iterator[Gate]:

@@ -4,7 +4,7 @@ Params: context, macos (version of the system, `none` elsewhere: a Mac then runs
 Inputs: package (of stage `export_coreml`), oracle, weights, tables, and reference (of stage `decode_reference`).
 """
 
-from workflow_scripts.gates.coreml_numbers import gate_coreml_prediction
+from workflow_scripts.gates.coreml_prediction import gate_coreml_prediction
 from workflow_scripts.gates.decode_numbers import DecodeEvidence, check_decode_evidence
 from workflow_scripts.gates.numbers import Evidence
 from workflow_scripts.gates.verdict import Verdict
