@@ -82,11 +82,20 @@ def test_the_job_of_a_lost_node_is_started_on_the_other(home, capfd):
 def test_nothing_is_left_of_a_check_that_is_ended(end, home):
     before = daemons()
     command = [sys.executable, "-m", "workflow_scripts.checks.cluster", "--logs", str(home / "logs")]
-    with subprocess.Popen(command, cwd=ROOT, env=os.environ | {"TMPDIR": str(home)}) as check:
-        wait_until(lambda: len(daemons() - before) >= len(DAEMONS) and check.poll() is None)
-        (own,) = home.glob("cluster-*")
-        check.send_signal(end)
-    assert check.returncode
+    # A shell that starts the tests in the background has them ignore SIGINT, and a child would go on ignoring it.
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(home)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as check:
+        try:
+            wait_until(lambda: len(daemons() - before) >= len(DAEMONS) and check.poll() is None)
+            (own,) = home.glob("cluster-*")
+            check.send_signal(end)
+            assert check.wait(60)
+        finally:
+            check.kill()
     wait_until(lambda: daemons() == before and not processes_in(own))
     assert end == signal.SIGKILL or not own.exists()
 
