@@ -23,7 +23,7 @@ from workflow_scripts.errors import UserError
 PACKAGES = ("slurm-wlm", "munge")  # of Debian and Ubuntu
 NODES = ("node1", "node2")
 PARTITION = "main"
-_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "unshare")
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "unshare", "setpriv")
 _STARTING = 60  # seconds
 _SOCKET = 107  # characters of a path to a socket on Linux
 # Where Slurm looks by itself. SLURM_CONF does not do: the plugin's job steps take every such variable away before they
@@ -131,7 +131,8 @@ def run_alone(command: Sequence[str], etc: Path) -> int:
     """
     if not _ETC.is_dir():
         raise NoSlurm(f"this host's Slurm does not have its configuration in {_ETC}")
-    alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    # setpriv ends unshare with this process, and unshare ends the first process of the namespaces.
+    alone = ["setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     alone += ["sh", "-c", f'mount --bind "$0" {_ETC} && exec "$@"', str(etc)]
     tried = subprocess.run([*alone, "true"], capture_output=True, text=True)
     if tried.returncode:
