@@ -12,7 +12,7 @@ ENV := .venv
 PINS := envs/requirements.txt
 STATE := $(ENV)/pins.state
 # Files of tests side by side; each worker makes the shared fixtures for itself, so more than four gain nothing.
-PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+PYTEST := -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 RUN := PATH="$(CURDIR)/$(ENV)/bin:$$PATH" "$(CURDIR)/$(ENV)/bin/python"
 SNAKEMAKE := $(RUN) -m snakemake --cores $(JOBS)
 

@@ -21,6 +21,12 @@ settings.load_profile("project")
 TINY = ROOT / "resources" / "gemma-4-tiny"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with whole runs first: begun last, they would keep one worker busy while the others wait."""
+    files = {item.path for item in items if item.get_closest_marker("end_to_end")}
+    items.sort(key=lambda item: item.path not in files)
+
+
 @contextmanager
 def ordinary_user() -> Iterator[None]:
     """Root may read everything: become somebody else for a while."""

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,15 +15,16 @@ from workflow_scripts.checks.clone import build, copy_project
 from workflow_scripts.config import DEFAULT
 
 pytestmark = pytest.mark.end_to_end
-# Two bundles of the same weights; a config needs a folder, so the tables are there, too.
-KEPT = ("gather_raw", "head_fp16", "core_fp16")
+# Two bundles that are quickly made, one of them of the tables.
+KEPT = ("gather_raw", "head_fp16", "frontend_int8")
 DECLARED = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
 SMALL = {
     "folders": {name: None for name in DECLARED["folders"] if name != "ios-frontend"},
     "gates": {"required": [], "reported": [], "evidence": []},
     "artifacts": {name: None for name in DECLARED["artifacts"] if name not in KEPT},
 }
-HEAD, CORE = "bundles/gemma4_tiny_fp16_head.aimodel", "bundles/gemma4_tiny_hostcache_L10_fp16.aimodel"
+HEAD, LAST = "bundles/gemma4_tiny_fp16_head.aimodel", "bundles/gemma4_tiny_frontend_int8.aimodel"
+TABLES = "tables/gemma4_gather_raw"
 
 
 @pytest.fixture(scope="module")
@@ -42,24 +44,20 @@ def test_a_second_host_takes_what_the_first_has_built_and_builds_the_rest(tmp_pa
             "GEMMA4_STORE_SHARED": f"s3://{BUCKET}/store",
         }
     options = ["--configfile", "small.yaml"]
-    head = f"results/gemma-4-tiny/{HEAD}.manifest.json"
-    first = build(clones["a"], "-j2", head, *options, environment=own["a"])
-    assert sorted(re.findall(r"^  (\S+): built: ", first, re.M)) == sorted(["text", "fp16", HEAD[8:]])
+    wanted = [f"results/gemma-4-tiny/{name}.manifest.json" for name in (HEAD, TABLES)]
+    first = build(clones["a"], "-j2", *wanted, *options, environment=own["a"])
+    both = {"checkpoint/text", "weights/fp16", TABLES, HEAD}
+    assert {*re.findall(r"^  (\S+): built: ", first, re.M)} == {Path(name).name for name in both}
 
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | own["b"]
     why = [sys.executable, "-m", "workflow_scripts", "why", "bundles", *options]
     asked = subprocess.run(why, cwd=clones["b"], env=environment, capture_output=True, text=True, check=True)
-    states = dict(re.split(r" {2,}", row)[:2] for row in asked.stdout.splitlines()[1:5])
-    assert states == {
-        "checkpoint/text": "from the store",
-        "weights/fp16": "from the store",
-        HEAD: "from the store",
-        CORE: "rebuild",
-    }
+    states = dict(re.split(r" {2,}", row)[:2] for row in asked.stdout.splitlines()[1:6])
+    assert states == dict.fromkeys(both, "from the store") | {LAST: "rebuild"}
 
     second = build(clones["b"], "-j2", "bundles", *options, environment=own["b"])
     told = dict(re.findall(r"^  (\S+): (built|from the store): ", second, re.M))
-    assert told == {"text": "from the store", "fp16": "from the store", HEAD[8:]: "from the store"} | {
-        CORE[8:]: "built"
-    }
-    assert (clones["a"] / head).read_bytes() == (clones["b"] / head).read_bytes()
+    taken = dict.fromkeys((Path(name).name for name in both), "from the store")
+    assert told == taken | {Path(LAST).name: "built"}
+    for name in wanted:
+        assert (clones["a"] / name).read_bytes() == (clones["b"] / name).read_bytes()
