@@ -16,6 +16,7 @@ from snakemake.exceptions import WorkflowError
 from workflow_scripts.checkpoint.needed import (
     LOCAL,
     REHEARSAL,
+    TOKENIZER,
     local_inputs,
     planned_inputs,
 )
@@ -31,7 +32,7 @@ from workflow_scripts.config import (
 )
 from workflow_scripts.coreai.aot_host import why_not_built
 from workflow_scripts.coreml.installed import why_no_coremltools
-from workflow_scripts.coreml.pruned_head import TOKENIZER, kept_ids
+from workflow_scripts.coreml.pruned_head import kept_ids
 from workflow_scripts.errors import UserError
 from workflow_scripts.job_environment import share_with_jobs, store_arguments
 from workflow_scripts.manifest import forget_damaged
@@ -720,8 +721,17 @@ def coreml_gates():
 
 
 def coreml_wanted(wildcards):
-    """What target `coreml_reference` builds, where the config has it and the environment the extra."""
+    """What target `coreml_reference` builds, where the config has it and the environment the extra.
+
+    Of a local checkpoint the size of the head is judged here, before any work; the stages would refuse it later.
+    """
     coreml_sources(wildcards)
+    tokenizer = Path(CONFIG.checkpoint.source, TOKENIZER)
+    if tokenizer.is_file():
+        try:
+            kept_ids(tokenizer, CONFIG.coreml.head_rows)
+        except UserError as problem:
+            raise WorkflowError(str(problem)) from None
     return [result("coreml", COREML), *coreml_gates()]
 
 
@@ -734,12 +744,6 @@ def coreml_sources(wildcards):
         )
     if missing := why_no_coremltools():
         raise WorkflowError(missing)
-    tokenizer = Path(CONFIG.checkpoint.source, TOKENIZER)
-    if tokenizer.is_file():
-        try:
-            kept_ids(tokenizer, CONFIG.coreml.head_rows)
-        except UserError as problem:
-            raise WorkflowError(str(problem)) from None
     return {
         "weights": result("weights", CONFIG.coreml.recipe),
         "tables": result("tables", CONFIG.coreml.tables),

@@ -11,7 +11,6 @@ from typing import Any
 from workflow_scripts.errors import UserError
 from workflow_scripts.files import write_json
 
-TOKENIZER = "tokenizer.json"
 HEAD_ROWS = "head_rows.json"
 FORMAT = 1
 

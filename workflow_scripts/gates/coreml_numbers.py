@@ -21,7 +21,7 @@ from workflow_scripts.coreml.contents import PACKAGE
 from workflow_scripts.coreml.pruned_head import read_head_rows
 from workflow_scripts.gates import bounds
 from workflow_scripts.gates.decode_numbers import DecodeEvidence, largest_head_norm
-from workflow_scripts.gates.numbers import compare, compare_choice
+from workflow_scripts.gates.numbers import Evidence, compare, compare_choice
 from workflow_scripts.gates.state_numbers import check_beyond_the_window
 from workflow_scripts.gates.verdict import Verdict
 
@@ -34,13 +34,14 @@ def gate_coreml_numbers(verdict: Verdict, folder: Path, evidence: DecodeEvidence
     package, tables = str(folder / f"{folder.name}{PACKAGE}"), str(evidence.tables)
     rows = read_head_rows(folder)
     limits = {"float32": dict.fromkeys(ids, bounds.FP32_LOGITS), "float16": state_bounds(evidence, ids)}
+    kept = kept_logits(evidence, rows, ids)
     found = isolated(run.compute, package=package, tables=tables, ids=ids, state_dtypes=list(limits))
     for dtype, bound in limits.items():
-        for name, expected in kept_logits(evidence, rows, ids).items():
+        for name, expected in kept.items():
             title = f"{name}: logits with {dtype} states against the decode reference"
             compare(verdict, title, found[f"{dtype}.{name}"], expected, bound[name])
     shipped = {name: found[f"float16.{name}"] for name in ids}
-    compare_choices(verdict, evidence, rows, ids, shipped)
+    compare_choices(verdict, evidence.recipe, rows, kept, shipped, limits["float16"])
 
 
 def dialogue_ids(verdict: Verdict, evidence: DecodeEvidence, context: int) -> dict[str, list[int]]:
@@ -75,18 +76,22 @@ def state_error(config: TextConfig) -> float:
 
 def compare_choices(
     verdict: Verdict,
-    evidence: DecodeEvidence,
+    evidence: Evidence,
     rows: list[int],
-    ids: Mapping[str, list[int]],
+    kept: Mapping[str, np.ndarray],
     found: Mapping[str, np.ndarray],
+    limits: Mapping[str, float],
 ) -> None:
-    """The best id among the kept ones, where the reference's choice is clear."""
-    limits, kept = state_bounds(evidence, ids), np.array(rows)
-    for name, expected in kept_logits(evidence, rows, ids).items():
+    """The best id among the kept ones, where the reference's choice is clear.
+
+    `rows` are their ids; `kept` the reference's logits of them, `found` the package's, `limits` what it may be off by.
+    """
+    ids = np.array(rows)
+    for name, expected in kept.items():
         if found[name].shape != expected.shape:
             verdict.check(f"{name}: shape", False, str(expected.shape), str(found[name].shape))
             continue
-        over_all = np.full((len(expected), evidence.recipe.weights.config.vocab_size), -np.inf, np.float32)
-        over_all[:, kept] = expected
-        chosen = kept[found[name].argmax(axis=1)]
-        compare_choice(verdict, evidence.recipe.oracle.dialogues[name], chosen, over_all, limits[name])
+        over_all = np.full((len(expected), evidence.weights.config.vocab_size), -np.inf, np.float32)
+        over_all[:, ids] = expected
+        chosen = ids[found[name].argmax(axis=1)]
+        compare_choice(verdict, evidence.oracle.dialogues[name], chosen, over_all, limits[name])

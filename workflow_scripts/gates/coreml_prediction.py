@@ -7,7 +7,7 @@ from workflow_scripts.coreml.contents import PACKAGE
 from workflow_scripts.coreml.installed import why_no_core_ml
 from workflow_scripts.coreml.predict import predict
 from workflow_scripts.coreml.pruned_head import read_head_rows
-from workflow_scripts.gates.coreml_numbers import compare_choices, dialogue_ids
+from workflow_scripts.gates.coreml_numbers import compare_choices, dialogue_ids, kept_logits, state_bounds
 from workflow_scripts.gates.decode_numbers import DecodeEvidence
 from workflow_scripts.gates.verdict import Verdict
 
@@ -23,4 +23,6 @@ def gate_coreml_prediction(
     ids = dialogue_ids(verdict, evidence, context)
     package = str(folder / f"{folder.name}{PACKAGE}")
     found = isolated(predict, package=package, tables=str(evidence.tables), ids=ids)
-    compare_choices(verdict, evidence, read_head_rows(folder), ids, found)
+    rows = read_head_rows(folder)
+    kept, limits = kept_logits(evidence, rows, ids), state_bounds(evidence, ids)
+    compare_choices(verdict, evidence.recipe, rows, kept, found, limits)

@@ -4,9 +4,10 @@ In float32 they are equal but for the order of sums; in float16 within what its 
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,6 +29,11 @@ class DecodeEvidence:
 
     recipe: Evidence
     tables: Path
+
+    @classmethod
+    def open(cls, inputs: Mapping[str, Path]) -> Self:
+        """Inputs `oracle`, `weights`, `reference` and `tables` of a stage; raises what `Evidence.open` does."""
+        return cls(Evidence.open(inputs), inputs["tables"])
 
 
 def check_decode_evidence(verdict: Verdict, evidence: DecodeEvidence) -> bool:

@@ -3,10 +3,11 @@
 Params: head_rows (rows of the pruned head), context (columns of the full caches).
 """
 
+from workflow_scripts.checkpoint.needed import TOKENIZER
 from workflow_scripts.coreml.contents import PACKAGE, interface
 from workflow_scripts.coreml.convert import convert
 from workflow_scripts.coreml.decoder import exported, state_decoder
-from workflow_scripts.coreml.pruned_head import TOKENIZER, kept_ids, write_head_rows
+from workflow_scripts.coreml.pruned_head import kept_ids, write_head_rows
 from workflow_scripts.quantize.weights import Weights
 from workflow_scripts.stages.job import Job
 from workflow_scripts.tables.raw import RawTables

@@ -6,7 +6,6 @@ Inputs: package (of stage `export_coreml`), oracle, weights, tables, and referen
 
 from workflow_scripts.gates.coreml_numbers import gate_coreml_numbers
 from workflow_scripts.gates.decode_numbers import DecodeEvidence, check_decode_evidence
-from workflow_scripts.gates.numbers import Evidence
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.stages.job import Job
 
@@ -15,6 +14,6 @@ def run(job: Job) -> None:
     """Fill `job.out` with the verdict."""
     verdict = Verdict("coreml_numbers", job.inputs["package"].name)
     with verdict.concluding(job.out):
-        evidence = DecodeEvidence(Evidence.open(job.inputs), job.inputs["tables"])
+        evidence = DecodeEvidence.open(job.inputs)
         if check_decode_evidence(verdict, evidence):
             gate_coreml_numbers(verdict, job.inputs["package"], evidence, job.params["context"])

@@ -3,7 +3,8 @@
 Params: head_rows, context. Inputs: package (result of stage `export_coreml`), checkpoint, weights, tables.
 """
 
-from workflow_scripts.coreml.pruned_head import TOKENIZER, kept_ids
+from workflow_scripts.checkpoint.needed import TOKENIZER
+from workflow_scripts.coreml.pruned_head import kept_ids
 from workflow_scripts.gates.coreml_structure import Claim, gate_coreml_structure
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.quantize.weights import Weights

@@ -5,7 +5,6 @@ Inputs: bundle, oracle, weights, tables, and reference, the result of stage `dec
 """
 
 from workflow_scripts.gates.decode_numbers import DecodeEvidence, check_decode_evidence, gate_decoder
-from workflow_scripts.gates.numbers import Evidence
 from workflow_scripts.gates.verdict import Verdict
 from workflow_scripts.stages.job import Job
 
@@ -14,6 +13,6 @@ def run(job: Job) -> None:
     """Fill `job.out` with the verdict."""
     verdict = Verdict("numbers", job.inputs["bundle"].name)
     with verdict.concluding(job.out):
-        evidence = DecodeEvidence(Evidence.open(job.inputs), job.inputs["tables"])
+        evidence = DecodeEvidence.open(job.inputs)
         if check_decode_evidence(verdict, evidence):
             gate_decoder(verdict, job.inputs["bundle"], evidence, job.params)
